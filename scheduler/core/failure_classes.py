@@ -1,131 +1,51 @@
 """Finds the class of a failed attempt in the end of its log, its exit code and its signal.
 
-The classes and their signs: `failure_signs.py`. Each line with a sign and each exception is a clue. The clue with the
-most weight decides, and among equal ones the last: a traceback counts more than a single line, a specific class more
-than "any other exception", and a consequence in another process (a broken connection, SIGTERM) less than all others.
+The classes and their signs: `failure_signs.py`; the clues in a log: `failure_clues.py`. The clue with the most weight
+decides, and among equal ones the last; where there is none, the exit code or signal decides.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Sequence
 
+from scheduler.core.failure_clues import (
+    CERTAIN,
+    EARLIER,
+    LINE,
+    MAY_CAUSE_NCCL,
+    MILD,
+    NEAR_LINES,
+    Clue,
+    active_signs,
+    all_clues_in,
+    class_of_signal,
+    clues_in,
+)
 from scheduler.core.failure_signs import (
-    BAD_ORDINAL,
+    ASSERTION,
     CLASSES,
     CRASH,
     ENVIRONMENT,
-    FAILURE_KINDS,
     GPU_ERROR,
     HOST_MEMORY,
-    ILLEGAL_ACCESS,
     IMPORT,
-    INTERRUPTED,
     KILLED,
     MISSING_FILE,
     NCCL,
-    NETWORK,
     OUT_OF_MEMORY,
     PERMISSION,
-    SHARED_MEMORY,
     START,
     TIME_LIMIT,
     TRACEBACK,
-    Sign,
 )
 from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
 from scheduler.core.job import Failure
 from scheduler.core.own_classes import OwnClass, holds, pieces_of
-from scheduler.core.traceback_text import LONGEST_SHOWN, FoundException, LogLine, LogText, read_log, visible_lines
-
-__all__ = [
-    "BAD_ORDINAL",
-    "ENVIRONMENT",
-    "FAILURE_KINDS",
-    "HOST_MEMORY",
-    "OUT_OF_MEMORY",
-    "OwnClass",
-    "classify",
-    "time_limit_failure",
-    "warning_in",
-]
+from scheduler.core.traceback_text import LONGEST_SHOWN, visible_lines
 
 OWN_LINES = 200  # the last lines of a log in which the user's classes are looked for
-NEAR_LINES = 6  # so many lines before a traceback, a line may tell its cause
-STILL_RUNNING = 4  # lines of progress after an error that show that the program handled it
-SIGKILL = 9
-CRASHES = frozenset((4, 5, 6, 7, 8, 11))  # SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV
-STOPS = frozenset((1, 2, 15))  # SIGHUP, SIGINT, SIGTERM
-# Weights of clues.
-CERTAIN, EXCEPTION, LINE, GENERIC, EARLIER, WRAPPER, MILD, HANDLED = 90, 70, 60, 50, 40, 10, 5, 0
-CONSEQUENCES = {KILLED: 34, CRASH: 33, NCCL: 32, INTERRUPTED: 26}  # a cause in another process counts more
-ABORTED = 30  # SIGABRT ends a process after an NCCL error
-MAY_CAUSE_NCCL = frozenset((OUT_OF_MEMORY, HOST_MEMORY, ILLEGAL_ACCESS, GPU_ERROR, SHARED_MEMORY, "disk_full"))
-
-_CERTAIN = re.compile(
-    r"^gpujob: (environment|cannot start) |^(\[[^\]]*\] )?slurmstepd: .*(oom.?kill|time limit)|^srun: .*out of memory"
-    r"|(memory cgroup )?out of memory: killed process",
-    re.IGNORECASE,
-)
-# Exceptions that only report a failure elsewhere: another process, or an exception that is in the log, too.
-_WRAPPER = re.compile(
-    r"ChildFailedError|ProcessRaisedException|RemoteTraceback|RayTaskError|CalledProcessError|RemoteError|InstantiationException"
-    r"|Caught \w+ in (DataLoader worker|replica|pin memory)|DataLoader worker \(pid\(?s?\)? [\d, ]+\) exited unexpectedly"
-    r"|Engine core initialization failed|EngineDeadError|Engine process failed to start|EngineCore encountered an issue"
-    r"|process \d+ terminated with exit code|BrokenProcessPool|TerminatedWorkerError|ActorDiedError|RayActorError|WorkerCrashedError"
-    r"|(exit(ed)? (with )?|status )code:? [1-9]\d*\W*$|returned non-zero exit status|SystemExit: \d+$|InductorError|BackendCompilerFailed"
-)  # fmt: skip
-_CONSEQUENCE = re.compile(
-    r"(BrokenPipeError|ConnectionResetError|ConnectionAbortedError|EOFError|queue\.Empty|CancelledError)\b"
-    r"|Connection (closed|reset) by (remote )?peer$"
-)
-# In a handler: an error of the handler itself, which does not report the exception that it handles.
-_OWN_FAULT = frozenset(
-    "KeyError IndexError NameError AttributeError TypeError UnboundLocalError ZeroDivisionError RecursionError".split()
-)
-_HANDLED = re.compile(
-    r"\b(retry(ing)?|retries|trying again|falling back|fall back|fallback|skipping|skipped|ignor(ing|ed)|continuing"
-    r"|recovered|resum(ing|ed)|will use|using .{1,60} instead|reduc(ing|ed) (the )?batch|disabling|disabled|attempt \d+)\b",
-    re.IGNORECASE,
-)
-_PROGRESS = re.compile(
-    r"\b(epoch|step|iter|iteration|batch|update|loss|acc|accuracy|val_loss|eval|round|episode)s?\b[ \[(:=#]{1,3}\d",
-    re.IGNORECASE,
-)
-_TQDM = re.compile(r"\d+%\|")
-_NOISE = re.compile(
-    r"^wandb: |closing signal SIG|Killing subprocess|forcefully exit|Sending SIG|for more (details|information) see"
-    r"|^\s*(traceback|error_file|time|host|rank|exitcode) +:|Signal 15 \(SIGTERM\) received|frame #\d+|exits with return code = -?15"
-    r"|In order to (get|see) the stack|NCCL INFO|Received \d+ death signal|Root Cause|root cause",
-)
-_TORCHRUN_SIGNAL = re.compile(r"Signal (\d+) \(SIG\w+\) received by PID")
 _SHELL_SCRIPT = re.compile(r"^(/\S+/)?(ba|da|z|k|c)?sh: (\d+: )?([^:]+): No such file or directory$")
-
-
-class _Clue(NamedTuple):
-    """A clue to the class ``kind``. ``weight`` decides, then ``number``, the number of its line."""
-
-    weight: int
-    number: int
-    kind: str
-    line: str
-    exception: bool = False
-    begun: int = -1  # of an exception with a traceback: the line where this begins
-
-
-@dataclass(frozen=True, slots=True)
-class _ActiveSign:
-    """A sign whose first piece is somewhere in the log."""
-
-    kind: str
-    pieces: tuple[str, ...]
-    pattern: re.Pattern[str] | None
-
-    def shows(self, text: str, lower: str) -> bool:
-        return holds(lower, self.pieces) and (self.pattern is None or self.pattern.search(text) is not None)
 
 
 def classify(
@@ -145,8 +65,7 @@ def classify(
     found = _own_class(tail, exit_code, own)
     if found is not None:
         return _failure(*found, need, own)
-    clues = _clues(tail)
-    kind, line = _decided(clues, exit_code, signal, timed_out)
+    kind, line = _decided(clues_in(tail), exit_code, signal, timed_out, tail.rstrip().count("\n"))
     return _failure(kind, line, need, own) if kind else None
 
 
@@ -161,9 +80,9 @@ def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
     This function is for jobs that ended with exit code 0. The script may have handled the error, so the user only gets
     a warning.
     """
-    if not any(sign.kind == OUT_OF_MEMORY for sign in _active(tail.lower())):
+    if not any(sign.kind == OUT_OF_MEMORY for sign in active_signs(tail.lower())):
         return None
-    clues = [clue for clue in _all_clues(read_log(tail), tail) if clue.kind != TRACEBACK and clue.weight > MILD]
+    clues = [clue for clue in all_clues_in(tail) if clue.kind != TRACEBACK and clue.weight > MILD]
     last = max(clues, key=lambda clue: clue.number, default=None)
     return _failure(last.kind, last.line, need, ()) if last is not None and last.kind == OUT_OF_MEMORY else None
 
@@ -205,187 +124,20 @@ def _own_class(tail: str, exit_code: int | None, own: Sequence[OwnClass]) -> tup
     return None
 
 
-# -- clues ----------------------------------------------------------------------------------------------------
-
-
-@cache
-def _signs() -> tuple[_ActiveSign, ...]:
-    return tuple(_compiled(row.name, sign) for row in CLASSES.values() for sign in row.signs)
-
-
-def _compiled(kind: str, sign: Sign) -> _ActiveSign:
-    if isinstance(sign, str):
-        return _ActiveSign(kind, pieces_of(sign), None)
-    return _ActiveSign(kind, (sign[0],), re.compile(sign[1]))
-
-
-def _active(lower: str) -> list[_ActiveSign]:
-    """Return the signs that the log may have, in the order of the search. ``lower``: the log in lower case."""
-    return [sign for sign in _signs() if sign.pieces[0] in lower]
-
-
-def _clues(tail: str) -> list[_Clue]:
-    """Return the clues in a log that may tell why the program ended, without errors that it handled."""
-    log = read_log(tail)
-    return _without_handled(log, _all_clues(log, tail))
-
-
-def _all_clues(log: LogText, tail: str) -> list[_Clue]:
-    active = _active(tail.lower())
-
-    def kind_of(text: str) -> str:
-        lower = text.lower()
-        return next((sign.kind for sign in active if sign.shows(text, lower)), "")
-
-    inside = {number for found in log.exceptions for number in range(found.first, found.last + 1)}
-    clues = _of_exceptions(log, kind_of)
-    for number, line in enumerate(log.lines):
-        if number not in inside and not line.frame and line.text:
-            clues += _of_line(number, line, kind_of)
-    return clues
-
-
-def _of_line(number: int, line: LogLine, kind_of: Callable[[str], str]) -> list[_Clue]:
-    """Return the clue in a line that belongs to no exception."""
-    told = _TORCHRUN_SIGNAL.search(line.text)
-    if told:
-        kind = _of_signal(int(told.group(1)))
-        return [_Clue(_weight_of(kind, line.text), number, kind, line.text.strip())] if kind in (KILLED, CRASH) else []
-    if _NOISE.search(line.text):
-        return []
-    kind = kind_of(line.text.strip())
-    if not kind:
-        return []
-    if _CERTAIN.search(line.text):
-        return [_Clue(CERTAIN, number, kind, line.text.strip())]
-    weight = MILD if line.mild else _weight_of(kind, line.text)
-    return [_Clue(weight, number, kind, line.text.strip())]
-
-
-def _weight_of(kind: str, text: str) -> int:
-    if kind == CRASH and re.search(r"abort|sigabrt|-6\b|core dumped|terminate called", text, re.IGNORECASE):
-        return ABORTED
-    return CONSEQUENCES.get(kind, GENERIC if kind == TRACEBACK else LINE)
-
-
-def _of_exceptions(log: LogText, kind_of: Callable[[str], str]) -> list[_Clue]:
-    """Return a clue for each chain of exceptions: an exception, and those that followed while it was handled."""
-    clues: list[_Clue] = []
-    chains: dict[str, tuple[FoundException, _Clue]] = {}  # by process: the last exception, and the clue of its chain
-    for found in log.exceptions:
-        clue = _of_exception(log, found, kind_of)
-        before = chains.get(found.rank)
-        if found.link and before is not None and before[1] in clues:
-            clues.remove(before[1])
-            clue = _better(before[1], clue, found)
-        clues.append(clue)
-        chains[found.rank] = (found, clue)
-    return clues
-
-
-def _of_exception(log: LogText, found: FoundException, kind_of: Callable[[str], str]) -> _Clue:
-    text = found.text
-    if _WRAPPER.search(text) and not re.search(r"signal|Signals\.", text):
-        return _Clue(WRAPPER, found.first, _named_in_wrapper(text, kind_of), text, True)
-    number, kind = found.first, kind_of(text)
-    lines = log.lines[found.first + 1 : found.last + 1]
-    if kind in ("", IMPORT, NCCL):  # the reason may follow: "Failed to import x because of …", "Last error: …"
-        for more, line in enumerate(lines, found.first + 1):
-            told = "" if line.frame or _NOISE.search(line.text) else kind_of(line.text.strip())
-            if told in MAY_CAUSE_NCCL if kind == NCCL else told not in ("", TRACEBACK, IMPORT, *CONSEQUENCES):
-                number, kind, text = more, told, line.text.strip()
-                break
-    if not kind or kind == TRACEBACK:
-        weight = CONSEQUENCES[INTERRUPTED] if _CONSEQUENCE.match(text) else GENERIC
-        begun = found.begun if found.traced else -1
-        return _Clue(weight if found.traced else weight - 2, number, TRACEBACK, text, True, begun)
-    weight = CONSEQUENCES.get(kind, EXCEPTION)
-    if kind == NETWORK and _CONSEQUENCE.match(text):
-        weight = EARLIER
-    return _Clue(weight, number, kind, text, True)
-
-
-def _named_in_wrapper(text: str, kind_of: Callable[[str], str]) -> str:
-    """Return the class of an exception that reports another one, which may be cut off from the log."""
-    kind = kind_of(text)
-    return kind if kind not in ("", KILLED, INTERRUPTED) else TRACEBACK
-
-
-def _better(first: _Clue, last: _Clue, found: FoundException) -> _Clue:
-    """Return the clue of a chain: its last exception, unless this one only reports the first.
-
-    A specific class counts more than "any other exception", unless the handler of the first exception has a fault.
-    """
-    if last.weight == WRAPPER or (last.kind == TRACEBACK and first.kind != TRACEBACK):
-        own_fault = found.link == "during" and found.name in _OWN_FAULT
-        if not own_fault:
-            return first._replace(number=last.number)
-    return last
-
-
 # -- the decision ---------------------------------------------------------------------------------------------
 
 
-def _without_handled(log: LogText, clues: list[_Clue]) -> list[_Clue]:
-    """Return the clues with less weight where the program went on after the error."""
-    progress = [number for number, line in enumerate(log.lines) if _goes_on(line)]
-    last = max((clue.number for clue in clues if clue.weight >= EARLIER), default=-1)
-    final = max((clue for clue in clues if clue.begun >= 0), default=None, key=lambda clue: clue.number)
-    result = []
-    for clue in clues:
-        after = sum(1 for number in progress if number > clue.number)
-        between = any(clue.number < number < last for number in progress)
-        if clue.weight == CERTAIN:
-            result.append(clue)
-        elif after >= STILL_RUNNING or (after and _is_handled(log, clue)):
-            result.append(clue._replace(weight=HANDLED))
-        elif _is_handled(log, clue):
-            result.append(clue._replace(weight=MILD))
-        elif (between or (final is not None and _is_apart(clue, final))) and clue.weight > EARLIER:
-            result.append(clue._replace(weight=EARLIER))
-        else:
-            result.append(clue)
-    return result
-
-
-def _is_apart(clue: _Clue, final: _Clue) -> bool:
-    """Return whether a single line tells nothing about the exception that ended the program after it.
-
-    Lines shortly before a traceback may name the cause that the exception only reports.
-    """
-    name = final.line.split(":", 1)[0].rpartition(".")[2]
-    near = 0 if name in _OWN_FAULT else NEAR_LINES
-    return not clue.exception and clue.kind not in (TRACEBACK, ENVIRONMENT) and clue.number < final.begun - near
-
-
-def _goes_on(line: LogLine) -> bool:
-    """Return whether a line shows that the program works on. Bars are often drawn once more at the very end."""
-    text = line.text
-    return (
-        bool(text)
-        and not line.frame
-        and not _TQDM.search(text)
-        and bool(_PROGRESS.search(text))
-        and not line.shown.startswith("wandb:")
-    )
-
-
-def _is_handled(log: LogText, clue: _Clue) -> bool:
-    near = [line for line in log.lines[clue.number : clue.number + 3] if not line.frame]
-    if clue.exception:
-        near = near[1:]
-    return any(_HANDLED.search(line.text) for line in near)
-
-
-def _decided(clues: list[_Clue], exit_code: int | None, signal: int | None, timed_out: bool) -> tuple[str, str]:
-    """Return the class and its line; two empty texts if nothing shows a cause."""
+def _decided(
+    clues: list[Clue], exit_code: int | None, signal: int | None, timed_out: bool, end: int
+) -> tuple[str, str]:
+    """Return the class and its line; two empty texts if nothing shows a cause. ``end``: the number of the last line."""
     best = _best(clues)
     code = exit_code if exit_code is not None else 0
     number = signal or (code - 128 if 128 < code < 160 else 0)
     if timed_out:
         return TIME_LIMIT, best.line if best is not None and best.kind == TIME_LIMIT else ""
-    ended_by = _of_signal(number)
-    if ended_by and (best is None or not _explains(best, ended_by)):
+    ended_by = class_of_signal(number)
+    if ended_by and (best is None or not _explains(best, ended_by, end)):
         line = max((clue for clue in clues if clue.kind == ended_by), default=None, key=lambda clue: clue.number)
         return ended_by, line.line if line is not None else ""
     if exit_code in (126, 127):
@@ -395,7 +147,7 @@ def _decided(clues: list[_Clue], exit_code: int | None, signal: int | None, time
     return best.kind, best.line
 
 
-def _best(clues: list[_Clue]) -> _Clue | None:
+def _best(clues: list[Clue]) -> Clue | None:
     best = max(clues, default=None, key=lambda clue: (clue.weight, clue.number))
     if best is None:
         return None
@@ -408,7 +160,7 @@ def _best(clues: list[_Clue]) -> _Clue | None:
     return best
 
 
-def _of_mild(best: _Clue | None) -> tuple[str, str]:
+def _of_mild(best: Clue | None) -> tuple[str, str]:
     """Return the class of a log that has only warnings: only those that programs write right before they end."""
     if (
         best is not None
@@ -419,25 +171,21 @@ def _of_mild(best: _Clue | None) -> tuple[str, str]:
     return "", ""
 
 
-def _of_signal(number: int) -> str:
-    """Return the class of an attempt that a signal ended, if its log tells nothing better."""
-    if number == SIGKILL:
-        return KILLED
-    return CRASH if number in CRASHES else INTERRUPTED if number in STOPS else ""
-
-
-def _explains(best: _Clue, ended_by: str) -> bool:
-    """Return whether a clue tells more than the signal that ended the command."""
+def _explains(best: Clue, ended_by: str, end: int) -> bool:
+    """Return whether a clue tells more than the signal that ended the command. ``end``: the number of the last line."""
     if best.weight <= MILD or best.kind == ended_by:
         return False
-    if best.weight == CERTAIN or best.weight in (EXCEPTION, LINE):
-        return ended_by == CRASH or best.kind in (*MAY_CAUSE_NCCL, TIME_LIMIT) or best.exception
-    if ended_by == CRASH:
-        return best.kind in (NCCL, TRACEBACK) or best.weight > EARLIER
-    return False
+    if best.kind in (*MAY_CAUSE_NCCL, TIME_LIMIT) and best.weight > EARLIER:
+        return True
+    if best.exception and best.weight >= LINE:
+        return True
+    if ended_by != CRASH:
+        return False
+    # A program often crashes right after it has printed why.
+    return (best.weight > EARLIER and end - best.number < NEAR_LINES) or best.kind in (NCCL, ASSERTION, TRACEBACK)
 
 
-def _not_started(best: _Clue | None) -> tuple[str, str]:
+def _not_started(best: Clue | None) -> tuple[str, str]:
     """Return the class for the exit codes by which a shell says that it could not execute a command."""
     if best is None or best.weight <= MILD:
         return START, ""

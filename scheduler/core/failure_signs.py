@@ -19,6 +19,7 @@ OUT_OF_MEMORY, NCCL, BAD_ORDINAL, ENVIRONMENT, HOST_MEMORY = (
 TRACEBACK, TIME_LIMIT, INTERRUPTED, CRASH = "traceback", "time_limit", "interrupted", "crash"
 KILLED, START, IMPORT, PERMISSION, MISSING_FILE = "killed", "start", "import", "permission", "missing_file"
 ILLEGAL_ACCESS, SHARED_MEMORY, NETWORK, GPU_ERROR = "illegal_access", "shared_memory", "network", "gpu_error"
+SYNTAX, ARGUMENTS, ASSERTION = "syntax", "arguments", "assertion"
 
 # A text that is a part of the line, ignoring case, with `*` for any characters; or such a text, which makes the search
 # fast, and a regular expression that must match too. The expressions are compiled at the first failure.
@@ -58,7 +59,7 @@ _ROWS = (
         TIME_LIMIT, "it reached its time limit",
         "give it more time (;time= or --time), or let the script save checkpoints and continue from them",
         (
-            "due to time limit", "exceeded its time limit", "job exceeded walltime", "walltime exceeded",
+            "due to time limit", "time limit reached", "time limit exceeded", "exceeded time limit", "run time limit", "time_limit exceeded", "exceeded its time limit", "job exceeded walltime", "walltime exceeded", "walltime * exceeded limit",
         ),
     ),
     FailureClass(
@@ -89,7 +90,7 @@ _ROWS = (
         "it ran out of GPU memory: ",  # `more_memory` adds what helps
         (
             ("out of memory", r"(?i)\b(cuda|hip|xpu|mps|gpu|cublas|cudnn|npu|xla)\b.*\bout of memory"),
-            ("out of memory", r"(?i)out of memory.*\b(on gpu|gpu memory|hbm|on device|cuda)\b"),
+            ("out of memory", r"(?i)out of memory(?!: kill).*\b(on gpu|gpu memory|hbm|on device|cuda)\b"),
             ("out of memory", r"(?i)out of memory (allocating|while trying to allocate) [\d,]+ bytes"),
             ("outofmemoryerror", r"^(?!ray\.exceptions)[\w.]*\b(torch|cuda|cupy|cudf|numba|gpu)[\w.]*OutOfMemoryError|^OutOfMemoryError: (CUDA|HIP|XPU|MPS|Out of memory alloc)"),
             ("out_of_memory", r"(?i)cuda_error_out_of_memory|hip_error_out_of_memory|out_of_memory: cuda|ncclcudaoutofmemory|GGML_STATUS_ALLOC_FAILED"),
@@ -102,7 +103,7 @@ _ROWS = (
             ("gpu memory utilization", r"(?i)free memory on device .*less than desired gpu memory utilization"),
             ("cuda", r"(?i)failed to allocate .*\b(cuda|gpu|device)\b.*(buffer|memory)|unable to allocate cuda\d* buffer|cuda.*memory allocation (failed|error|failure)"),
             "not enough gpu memory", "not enough memory on gpu", "insufficient gpu memory",
-            "not enough memory. please try to set --mem-fraction-static",
+            "not enough memory*--mem-fraction-static",
         ),
     ),
     FailureClass(
@@ -141,10 +142,12 @@ _ROWS = (
         "no_gpu", "it found no GPU, or no driver or library that fits",
         "check that it requests a GPU (;gpus=1), that nvidia-smi works, and that its framework is a build for this driver and GPU",
         (
-            "no cuda-capable device", "found no nvidia driver", "driver version is insufficient", "nvidia driver on your system is too old",
+            "no cuda-capable device", "no rocm-capable device", "unexpected error from cudagetdevicecount", "but your machine only has: []",
+            "can only be used on cuda devices", "cuda driver not functional", "forward compatibility was attempted",
+            ("gpu is required", r"(?i)\bgpu is required"), "found no nvidia driver", "driver version is insufficient", "nvidia driver on your system is too old",
             "torch not compiled with cuda enabled", "no kernel image is available", "no cuda gpus are available",
             "no hip gpus are available", "cuda is not available", "cuda not available", "no gpu found", "no gpus found",
-            "no gpu is available", "no visible gpu devices", "no gpu/tpu found", "no supported gpu", "torch.cuda.is_available() is false",
+            "no gpu is available", "no visible gpu devices", "failed to initialize nvml", "gpu access blocked by the operating system", "no gpu/tpu found", "no supported gpu", "torch.cuda.is_available() is false",
             "cuda unknown error", "cuda_error_no_device", "cudaerrornodevice", "cuda_error_no_binary_for_gpu",
             "cudaerrornokernelimagefordevice", "cudaerrorinsufficientdriver", "cuda_error_system_driver_mismatch",
             "cudaerrorsystemdrivermismatch", "cuda_error_system_not_ready", "cudaerrorsystemnotready",
@@ -172,7 +175,7 @@ _ROWS = (
         NCCL, "the communication between GPUs or processes failed (NCCL, gloo, rendezvous)",
         "look for an earlier error in the other ranks' output; else run it with NCCL_DEBUG=INFO, or try NCCL_P2P_DISABLE=1",
         (
-            ("nccl", r"(?i)nccl (error|communicator was aborted|operation.*failed|comm.*abort)|ncclsystemerror|ncclinternalerror|ncclremoteerror|ncclinvalidusage|ncclinvalidargument|ncclunhandledcudaerror"),
+            ("nccl", r"(?i)nccl (error|communicator|operation.*failed|comm.*abort)|ncclsystemerror|ncclinternalerror|ncclremoteerror|ncclinvalidusage|ncclinvalidargument|ncclunhandledcudaerror"),
             ("nccl", r"(?i)worknccl.*(timeout|timed out|timing out)|processgroupnccl.*(error|exception|timed out|timeout|timing out|abort)|nccl.*(timeout|timed out)"),
             "watchdog caught collective operation timeout", "unhandled system error", "unhandled cuda error", "distbackenderror",
             "distnetworkerror", "diststoreerror", "rendezvoustimeouterror", "rendezvousconnectionerror", "rendezvousclosederror",
@@ -185,19 +188,19 @@ _ROWS = (
             "some nccl operations have failed or timed out",
             ("mpi", r"(?i)\bmpi_(allreduce|send|recv|isend|irecv|bcast|barrier|wait(all)?)\b.*(error|failed)|\bucx\b.*(error|failed)"),
             ("horovod", r"(?i)horovod.*(internal ?error|has been shut down|stalled)"),
-            "socket timeout*store", "wait timeout after*keys:",
+            "socket timeout*store", "c10d/utils.hpp", "barrier timed out", "store->get(", "tcpstore.hpp", "socketprogress: ", "wait timeout after*keys:",
         ),
     ),
     FailureClass(
         "cuda_option", "the script does not know the option --cuda, which the scheduler added",
         "the script does not know --cuda, which is added to .py lines: set cuda_ids: none (or ;cuda=none on the line)",
         (
-            ("cuda", r"(?i)(unrecogni[sz]ed (arguments?|options?)|no such option|unknown (option|argument|flag|command[ -]?line flag)|unexpected (argument|option|extra argument)|not recogni[sz]ed|not used by the hfargumentparser|could not consume arg|invalid option|not defined)\b.*(?<![\w-])--?cuda(?![\w-])"),
-            "unknown command line flag 'cuda'",
+            ("cuda", r"(?i)(unrecogni[sz]ed (arguments?|options?)|no such option|unknown (option|argument|flag|command[ -]?line flag)|unexpected (argument|option|extra arguments?)|not recogni[sz]ed|not used by the hfargumentparser|could not consume arg|invalid option|not defined)\b.*(?<![\w-])--?cuda(?![\w-])"),
+            "unknown command line flag 'cuda'", "option --cuda not recognized",
         ),
     ),
     FailureClass(
-        "arguments", "the command has wrong arguments: an unknown, missing or invalid option",
+        ARGUMENTS, "the command has wrong arguments: an unknown, missing or invalid option",
         "compare the arguments of the job with the usage that the script prints (--help)",
         (
             ("error: ", r"(?i)\berror: (unrecogni[sz]ed arguments?|the following arguments are required|argument [^:]{1,200}: |one of the arguments|too few arguments|ambiguous option|unexpected argument|unknown (option|argument|flag)|invalid value .* for '|the following required arguments|unrecogni[sz]ed (option|subcommand)|no such (option|command)|missing (option|argument|parameter|command)|got unexpected extra argument|found argument )"),
@@ -213,7 +216,8 @@ _ROWS = (
             ("getopt", r"(?i)getopterror"),
             ("for more information", r"(?i)try '.*--?h(elp)?' for (more information|help)"),
             ("click.exceptions", r"click\.exceptions\.(NoSuchOption|UsageError|BadParameter|MissingParameter|BadOptionUsage)"),
-            "argumenterror: ",
+            "argparse.argumenterror",
+            ("usage: ", r"(?i)^usage: +\S"),  # weak: `failure_clues.py: _weight_of`
         ),
     ),
     FailureClass(
@@ -246,14 +250,14 @@ _ROWS = (
         ),
     ),
     FailureClass(
-        "syntax", "the script is not valid Python or shell",
+        SYNTAX, "the script is not valid Python or shell",
         "correct the line that the message names; also check that the interpreter is new enough for the script",
         (
             ("error: ", r"^(\w+\.)*(SyntaxError|IndentationError|TabError): "),
             ("syntax error", r"(?i): syntax error|^syntax error"),
             "unexpected eof while looking for", "unexpected end of file", "unterminated quoted string", "bad substitution",
             "bad for loop variable", "syntax error near unexpected token",
-            ("parse", r"(?i)\bparse error\b|\bparseerror: "),
+            ("parse", r"(?i)\bparse error\b|\bparseerror:"),
             ("loaderror: syntax", r"(?i)loaderror: syntax"),
             ("unexpected", r"^Error: unexpected (symbol|string|numeric|end of input|input|'.*') in "),
         ),
@@ -275,7 +279,7 @@ _ROWS = (
         "disk_full", "no space is left on a device, or a disk quota is used up",
         "free space or write to another file system (df -h, df -i, quota -s); old logs and checkpoints are the usual cause",
         (
-            "no space left on device", "disk quota exceeded", "[errno 28]", "[errno 122]", "enospc", "edquot", "disk full", "disk is full",
+            "no space left on device", "file size limit exceeded", "disk quota exceeded", "[errno 28]", "[errno 122]", "enospc", "edquot", "disk full", "disk is full",
             "not enough disk space", "not enough free disk space", "not enough free space", "insufficient disk space",
             "pytorchstreamwriter failed writing",
             ("enforce fail at inline_container", r"(?i)inline_container.*unexpected pos"),
@@ -289,7 +293,7 @@ _ROWS = (
             ("memoryerror", r"^[\w.]*(?<!OfMemory)MemoryError\b"),
             "std::bad_alloc", "unable to allocate*for an array with shape", "cannot allocate memory", "can't allocate memory", "[errno 12]",
             "oom-kill", "oom_kill", "oom killed", "oomkilled", "oom killer", "out of memory: kill", "killed process",
-            "is killed by signal: killed", "node running low on memory", "due to memory pressure", "cannot allocate vector of size",
+            "is killed by signal: killed", "node running low on memory", "systemd-oomd", "95% memory budget", "killedworker", "due to memory pressure", "cannot allocate vector of size",
             "java heap space", "javascript heap out of memory", "runtime: out of memory", "virtual memory exhausted",
             ("memory allocation of", r"memory allocation of \d+ bytes failed"),
             ("memory limit", r"(?i)exceeded .*memory limit|memory limit .*exceeded|job exceeded memory"),
@@ -308,8 +312,9 @@ _ROWS = (
             "pytorchstreamreader failed", "failed finding central directory", "archive is corrupted", "safetensorerror", "safetensors_rust",
             "error while deserializing header", "headertoolarge", "headertoosmall", "invalidheaderdeserialization",
             "metadataincompletebuffer", "unpicklingerror", "invalid load key", "pickle data was truncated", "weights only load failed",
-            "unexpected eof, expected", "ran out of input", "badzipfile", "file is not a zip file", "unable to load weights from",
-            "unable to synchronously open file", "file signature not found", "truncated file", "not a valid checkpoint",
+            "unexpected eof, expected", "ran out of input", "badzipfile", "file is not a zip file", "corrupt file", "storage has wrong byte size", "while decompressing data", "objects could not be loaded",
+            "when loading weights", "structures do not match", "the checkpoint you are trying to load", "unable to load weights from",
+            ("unable to synchronously open file", r"(?i)open file(?!.*no such file)"), "file signature not found", "truncated file", "not a valid checkpoint",
             "compressed file ended before the end-of-stream marker", "bad magic number", "invalid magic", "magic_number",
             "parameter group that doesn't match the size of optimizer's group",
             "loaded state dict has a different number of parameter groups", "different number of parameter groups",
@@ -335,7 +340,7 @@ _ROWS = (
             "minimum loss scale reached", "loss scale already at minimum",
             ("returned nan", r"(?i)returned nan values in its"),
             "nanlossduringtraining", "returned in `training_step` is nan", "detected nan and/or inf values",
-            "probability tensor contains either",
+            "probability tensor contains either", "to satisfy the constraint*but found invalid values",
             ("nan", r"(?i)(error|exception|assert\w*): .*(\bnans?\b.*\b(gradients?|weights?|activations?|logits?|parameters?|outputs?|encountered|detected|found)\b|\b(gradients?|weights?|activations?|logits?|parameters?|outputs?|tensor)\b.*\bnans?\b)"),
             ("nan", r"(?i)found invalid values:.*\bnan\b|monitored metric .* is not finite"),
             ("diverged", r"(?i)\b(training|model|optimi[sz]ation|loss|run)\b.*\b(has |have )?diverged"),
@@ -346,7 +351,9 @@ _ROWS = (
         "shape", "tensors do not fit: another size, shape, type or device",
         "compare the shapes, types and devices that the message names with those that the model expects",
         (
-            "shapes cannot be multiplied", "size mismatch", "shape mismatch", "shapes mismatch", "mismatched shapes",
+            "shapes cannot be multiplied", "view size is not compatible", "non-broadcastable", "not at the same device",
+            "expected object of scalar type", "expected object of device type", "expected tensor to have", "must match the shape",
+            ("error: ", r"(?i)error: .*\b(shape|dimension|size|dtype)s?\b.*\b(mismatch|do(es)? not match|don't match|doesn't match|incompatible|inconsistent|unequal)\b"), "size mismatch", "shape mismatch", "shapes mismatch", "mismatched shapes",
             "the size of tensor a", "sizes of tensors must match", "expected scalar type", "expected all tensors to be on the same device",
             "should be the same", "is invalid for input of size", "could not broadcast input array", "could not be broadcast together",
             "cannot be broadcast", "not broadcastable", "must be broadcastable", "must have the same dtype", "to have the same dtype",
@@ -389,19 +396,19 @@ _ROWS = (
             ("error", r"(?i)^(requests|urllib3?|httpx|httpcore|aiohttp|http\.client|huggingface_hub|botocore|google\.api_core|grpc|socket|ssl|smbprotocol|paramiko|wandb|openai|tenacity|boto3|s3fs)\b[\w.]*(error|exception|timeout|refused|disconnected|unavailable|notfound|incompleteread|_inactiverpcerror|gaierror|herror)\b"),
             ("error: ", r"^(\w+\.)*(URLError|HTTPError|ConnectionError|ConnectTimeout|ReadTimeout|ReadTimeoutError|ConnectTimeoutError|ProxyError|RemoteDisconnected|IncompleteRead|ChunkedEncodingError|gaierror|ConnectError|ClientConnectorError|EndpointConnectionError|ServerSelectionTimeoutError|CommError|InvalidURL|NoCredentialsError): "),
             "repositorynotfounderror", "gatedrepoerror", "revisionnotfounderror", "entrynotfounderror", "hfhubhttperror",
-            "hfvalidationerror", "offlinemodeisenabled", "cannot access gated repo", "gated repo",
+            "offlinemodeisenabled", "cannot access gated repo", "gated repo",
             "is not a local folder and is not a valid model identifier", "we couldn't connect to", "couldn't reach ",
             "cannot send a request, as the client has been closed", "can't load tokenizer for '", "can't load the configuration of '",
             "can't load the model for '", "can't load image processor for '", "can't load feature extractor for '",
             "does not appear to have a file named",
             ("datasetnotfounderror", r"DatasetNotFoundError"),
-            "doesn't exist on the hub", "read timed out", "timed out connecting", "failed to connect to", "could not connect to",
+            "doesn't exist on the hub", "read timed out", "read operation timed out", "can't connect to", "unable to contact", "timed out connecting", "failed to connect to", "could not connect to",
             "couldn't connect to", "cannot connect to", "unable to connect to", "unable to access 'http", "failed to download",
             "download failed",
             ("fatal: ", r"fatal: (repository|remote error|could not read from remote|authentication failed)"),
             "could not read from remote repository", "host key verification failed", "connection closed by remote host",
             "ssh: connect to host",
-            ("licen", r"(?i)licen[sc]e (server|manager|daemon)|flexnet|flexlm|(could not|cannot|unable to|failed to) (check ?out|obtain|acquire|get) .*licen[sc]e|licen[sc]e (check ?out )?(failed|denied|not available|unavailable|error)|no licen[sc]e"),
+            ("licen", r"(?i)licen[sc]e (server|manager|daemon)|flexnet|flexlm|(could not|cannot|unable to|failed to) (check ?out|obtain|acquire|get|retrieve) .*licen[sc]e|licen[sc]e (check ?out )?(failed|denied|not available|unavailable|error)|no licen[sc]e"),
             ("curl: (", r"curl: \(\d+\)"),
             ("wget: ", r"wget: (unable|server|can't|bad address|download)"),
             ("operationalerror", r"(?i)operationalerror.*(connect|server|timeout|host)"),
@@ -437,7 +444,7 @@ _ROWS = (
         MISSING_FILE, "a file or folder is missing",
         "check the path, and the folder in which the job starts (gpujob show): relative paths start there",
         (
-            "filenotfounderror", "no such file or directory", "no such file", "[errno 2]", "[errno 20]", "notadirectoryerror", "enoent",
+            "filenotfounderror", "hfvalidationerror", "incorrect path_or_model_id", "no such file or directory", "no such file", "[errno 2]", "[errno 20]", "notadirectoryerror", "enoent",
             "cannot open file '", "can't open file", "cannot find the file", "file does not exist", "path does not exist",
             "directory does not exist", "directory not found", "file not found", "does not exist or is not a file", "unable to open file",
             "could not open file", "couldn't find any data file",
@@ -451,7 +458,7 @@ _ROWS = (
         ),
     ),
     FailureClass(
-        "assertion", "an assertion of the program failed",
+        ASSERTION, "an assertion of the program failed",
         "a condition that the program checks does not hold: see the line of the assertion in the log",
         (
             ("assertionerror", r"^[\w.]*AssertionError\b"),

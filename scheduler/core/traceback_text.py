@@ -28,7 +28,9 @@ _LEVEL = re.compile(
     r"|(?:ERROR|CRITICAL|FATAL):(?:[\w.]{1,60}:| (?=[A-Z][\w.]*(?:Error|Exception)\b))|\[[\w./-]{1,80}\.py:\d+(?::\w+)?\] ?"
 )
 _BOX = re.compile(r"[│┃║] ?|[+|] (?=\s*\S)|\+-\+-+ \d+ -+$")
-_MILD = re.compile(r"\b(?:WARN|WARNING|INFO|DEBUG|\w*Warning)\b|\bwarning: |^[WI]\d{4} |\[W ?\d*|^wandb: ")
+_MILD = re.compile(
+    r"^.{0,80}\b(?:WARN|WARNING|INFO|DEBUG)\b|\bwarning: |\w{3}Warning: |^[WI]\d{4} |^[\d:. -]{8,40}: [WI] |\[W ?\d*|^wandb: "
+)
 _HEADER = "Traceback (most recent call last)"
 _HEADERS = (_HEADER, "Traceback of TorchScript", "Stack Trace (most recent call last)")
 _FRAME = re.compile(
@@ -114,7 +116,7 @@ def line_of(shown: str) -> LogLine:
     """Return a visible line without the texts that programs put before their output."""
     if len(shown) > LONGEST_LINE:
         shown = shown[:LONGEST_LINE]
-    mild = _MILD.search(shown[:80]) is not None and not _EXCEPTION.match(shown)
+    mild = _MILD.search(shown[:250]) is not None and not _EXCEPTION.match(shown)
     text, rank, dated = shown, "", False
     for _ in range(8):
         found = _RANK.match(text)

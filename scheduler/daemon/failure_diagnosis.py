@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from scheduler.core.endings import reached_time_limit
-from scheduler.core.failure_classes import OwnClass, time_limit_failure
+from scheduler.core.failure_classes import time_limit_failure
 from scheduler.core.job import Job
 from scheduler.core.observations import Ended, NeverRan, Observation
+from scheduler.core.own_classes import OwnClass
 from scheduler.environments.programs import why_not_started
 from scheduler.runners.log_end import log_finding_of
 

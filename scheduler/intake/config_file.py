@@ -202,6 +202,10 @@ def _mapping(name: str, node: yaml.MappingNode, where: str, depth: int) -> dict[
         if key.value in found:
             raise UsageError(f"{name}: {said(key.value)} is set twice", where=place, do="keep one of them")
         found[key.value] = _inner(name, value, place, depth)
+        if depth > 1:
+            read_option(
+                name, {key.value: found[key.value]}, place
+            )  # so that a mistake is told with the line of the class
     return found
 
 

@@ -6,10 +6,11 @@ import os
 from collections.abc import Sequence
 
 from scheduler.core.endings import ended_by_request, reached_time_limit
-from scheduler.core.failure_classes import OwnClass, classify, warning_in
+from scheduler.core.failure_classes import classify, warning_in
 from scheduler.core.failure_signs import INTERRUPTED, KILLED
 from scheduler.core.job import Failure, Job
 from scheduler.core.log_names import errors_of
+from scheduler.core.own_classes import OwnClass
 from scheduler.system.log_reader import LogWindow
 
 TAIL_BYTES = 16 * 1024
