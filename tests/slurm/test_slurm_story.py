@@ -127,7 +127,8 @@ def test_a_rebuilt_store_finds_the_jobs_on_the_cluster_again(on_slurm: ClusterSc
     on_slurm.cli("recover", code=1)  # the reading position of the jobs file is lost
     on_slurm.start()
     wait_for(lambda: on_slurm.job(1)["node"], "the node of the running job")
-    assert on_slurm.states() == {1: "running", 2: "failed"} and on_slurm.job(2)["exit_code"] == 7
+    wait_for(lambda: on_slurm.states() == {1: "running", 2: "failed"}, "the end of the other job")
+    assert on_slurm.job(2)["exit_code"] == 7
     on_slurm.release("runs")
     on_slurm.wait_state(1, "failed")
     assert on_slurm.job(1)["exit_code"] == 3 and on_slurm.starts("runs") == on_slurm.starts("done") == 1
