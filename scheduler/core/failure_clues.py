@@ -50,7 +50,7 @@ ABORTED = 30  # SIGABRT ends a process after an NCCL error
 MAY_CAUSE_NCCL = frozenset((OUT_OF_MEMORY, HOST_MEMORY, ILLEGAL_ACCESS, GPU_ERROR, SHARED_MEMORY, "disk_full"))
 
 _CERTAIN = re.compile(
-    r"^gpujob: (environment|cannot start) |^(\[[^\]]*\] )?slurmstepd: .*(oom.?kill|time limit)|^srun: .*out of memory"
+    r"^gpujob: (environment|cannot start) |\bslurmstepd[\w.-]*: .*(oom.?kill|time limit)|^srun: .*out of memory"
     r"|(memory cgroup )?out of memory: killed process|\bNVRM: Xid",
     re.IGNORECASE,
 )
@@ -190,6 +190,7 @@ def _of_line(number: int, line: LogLine, kind_of: Callable[[str], str]) -> list[
 
 
 def _weight_of(kind: str, text: str) -> int:
+    # Programs print their usage after many errors: alone it is a weak sign.
     if kind == ARGUMENTS and text.lstrip()[:6].lower() == "usage:":
         return USAGE
     if kind == CRASH and re.search(r"abort|sigabrt|-6\b|core dumped|terminate called", text, re.IGNORECASE):
@@ -269,6 +270,7 @@ def _without_handled(log: LogText, clues: list[Clue]) -> list[Clue]:
     result = []
     for clue in clues:
         after = sum(1 for number in progress if number > clue.number)
+        went_on = bool(after) and not clue.exception
         between = any(clue.number < number < last for number in progress)
         if clue.weight == CERTAIN:
             result.append(clue)
@@ -276,7 +278,7 @@ def _without_handled(log: LogText, clues: list[Clue]) -> list[Clue]:
             result.append(clue._replace(weight=HANDLED))
         elif _is_handled(log, clue):
             result.append(clue._replace(weight=min(clue.weight, WRAPPER)))
-        elif (between or (final is not None and _is_apart(clue, final))) and clue.weight > EARLIER:
+        elif (between or went_on or (final is not None and _is_apart(clue, final))) and clue.weight > EARLIER:
             result.append(clue._replace(weight=EARLIER))
         else:
             result.append(clue)
