@@ -265,24 +265,36 @@ def _better(first: Clue, last: Clue, found: FoundException) -> Clue:
 def _without_handled(log: LogText, clues: list[Clue]) -> list[Clue]:
     """Return the clues with less weight where the program went on after the error."""
     progress = [number for number, line in enumerate(log.lines) if _goes_on(line)]
-    last = max((clue.number for clue in clues if clue.weight >= EARLIER), default=-1)
     final = max((clue for clue in clues if clue.begun >= 0), default=None, key=lambda clue: clue.number)
+    last = max((clue.number for clue in clues if clue.weight >= EARLIER), default=-1)
+    broken = max((clue.number for clue in clues if clue.kind == NCCL), default=-1)
     result = []
     for clue in clues:
-        after = sum(1 for number in progress if number > clue.number)
-        went_on = bool(after) and not clue.exception
-        between = any(clue.number < number < last for number in progress)
-        if clue.weight == CERTAIN:
-            result.append(clue)
-        elif after >= STILL_RUNNING or (after and _is_handled(log, clue)):
-            result.append(clue._replace(weight=HANDLED))
-        elif _is_handled(log, clue):
-            result.append(clue._replace(weight=min(clue.weight, WRAPPER)))
-        elif (between or went_on or (final is not None and _is_apart(clue, final))) and clue.weight > EARLIER:
-            result.append(clue._replace(weight=EARLIER))
-        else:
-            result.append(clue)
+        weight = _weight_if_handled(log, clue, progress, broken)
+        earlier = _is_earlier(clue, progress, last) or (final is not None and _is_apart(clue, final))
+        if clue.weight != CERTAIN:
+            clue = clue._replace(weight=min(weight, EARLIER) if earlier else weight)
+        result.append(clue)
     return result
+
+
+def _weight_if_handled(log: LogText, clue: Clue, progress: list[int], broken: int) -> int:
+    """Return the weight of a clue: little if the program said so, or worked on for some time.
+
+    ``broken``: line of the last broken connection. Until it, the other processes may have worked on.
+    """
+    after = sum(1 for number in progress if number > clue.number)
+    handled = _is_handled(log, clue)
+    others = clue.exception and broken > clue.number
+    if after and (handled or (after >= STILL_RUNNING and not others)):
+        return HANDLED
+    return min(clue.weight, WRAPPER) if handled else clue.weight
+
+
+def _is_earlier(clue: Clue, progress: list[int], last: int) -> bool:
+    """Return whether the program worked on after a clue: a line, or an exception before the last clue."""
+    end = last if clue.exception else progress[-1] + 1 if progress else -1
+    return any(clue.number < number < end for number in progress)
 
 
 def _is_apart(clue: Clue, final: Clue) -> bool:
