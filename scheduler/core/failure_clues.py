@@ -91,13 +91,15 @@ _REFINED: dict[str, frozenset[str]] = {
 }
 _HANDLED = re.compile(
     r"\b(retry(ing)?|trying again|falling back|fall back|fallback|skipping|skipped|ignor(ing|ed)|continuing"
-    r"|recovered|resum(ing|ed)|will use|using .{1,60} instead|reduc(ing|ed) (the )?batch|disabling|disabled|attempt \d+)\b",
+    r"|recovered|resum(ing|ed)|will use|using .{1,60} instead|using (the )?defaults?|will be (created|built|ignored|skipped)|reduc(ing|ed) (the )?batch|disabling|disabled|attempt \d+)\b",
     re.IGNORECASE,
 )
 _PROGRESS = re.compile(
     r"\b(epoch|step|iter|iteration|batch|update|loss|acc|accuracy|val_loss|eval|round|episode)s?\b[ \[(:=#]{1,3}\d",
     re.IGNORECASE,
 )
+# What programs often look for and can do without.
+_DISPENSABLE = frozenset((MISSING_FILE, PERMISSION, IMPORT, "library"))
 _TQDM = re.compile(r"\d+%\|")
 _NOISE = re.compile(
     r"^wandb: |closing signal SIG|Killing subprocess|forcefully exit|Sending SIG|for more (details|information) see"
@@ -286,6 +288,8 @@ def _weight_if_handled(log: LogText, clue: Clue, progress: list[int], broken: in
     after = sum(1 for number in progress if number > clue.number)
     handled = _is_handled(log, clue)
     others = clue.exception and broken > clue.number
+    if handled and not clue.exception and clue.kind in _DISPENSABLE:
+        return HANDLED
     if after and (handled or (after >= STILL_RUNNING and not others)):
         return HANDLED
     return min(clue.weight, WRAPPER) if handled else clue.weight

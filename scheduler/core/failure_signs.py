@@ -448,7 +448,7 @@ _ROWS = (
         "check the path, and the folder in which the job starts (gpujob show): relative paths start there",
         (
             "filenotfounderror", "hfvalidationerror", "incorrect path_or_model_id", "no such file or directory", "no such file",
-            "[errno 2]", "[errno 20]", "notadirectoryerror", "enoent", "cannot open file '", "can't open file", "cannot find the file",
+            "[errno 2]", "[errno 20]", "notadirectoryerror", "enoent", "cannot open file '", "can't open file", "unable to access jarfile", "cannot find the file",
             "file does not exist", "path does not exist", "directory does not exist", "directory not found", "file not found",
             "does not exist or is not a file", "unable to open file", "could not open file", "couldn't find any data file",
             ("no file named", r"(?i)error no file named .* found in directory"),
