@@ -15,7 +15,6 @@ from scheduler.core.failure_clues import (
     LINE,
     MAY_CAUSE_NCCL,
     MILD,
-    NEAR_LINES,
     Clue,
     active_signs,
     all_clues_in,
@@ -44,6 +43,7 @@ from scheduler.core.job import Failure
 from scheduler.core.own_classes import OwnClass, holds, pieces_of
 from scheduler.core.traceback_text import LONGEST_SHOWN, visible_lines
 
+LAST_LINES = 3  # a line that tells why a program crashes is among so many last lines
 OWN_LINES = 200  # the last lines of a log in which the user's classes are looked for
 _SHELL_SCRIPT = re.compile(r"^(/\S+/)?(ba|da|z|k|c)?sh: (\d+: )?([^:]+): No such file or directory$")
 
@@ -182,7 +182,7 @@ def _explains(best: Clue, ended_by: str, end: int) -> bool:
     if ended_by != CRASH:
         return False
     # A program often crashes right after it has printed why.
-    return (best.weight > EARLIER and end - best.number < NEAR_LINES) or best.kind in (NCCL, ASSERTION, TRACEBACK)
+    return (best.weight > EARLIER and end - best.number < LAST_LINES) or best.kind in (NCCL, ASSERTION, TRACEBACK)
 
 
 def _not_started(best: Clue | None) -> tuple[str, str]:

@@ -50,7 +50,7 @@ ABORTED = 30  # SIGABRT ends a process after an NCCL error
 MAY_CAUSE_NCCL = frozenset((OUT_OF_MEMORY, HOST_MEMORY, ILLEGAL_ACCESS, GPU_ERROR, SHARED_MEMORY, "disk_full"))
 
 _CERTAIN = re.compile(
-    r"^gpujob: (environment|cannot start) |^(\[[^\]]*\] )?slurmstepd: .*(oom.?kill|time limit)|^srun: .*out of memory"
+    r"^gpujob: (environment|cannot start) |\bslurmstepd[\w.-]*: .*(oom.?kill|time limit)|^srun: .*out of memory"
     r"|(memory cgroup )?out of memory: killed process|\bNVRM: Xid",
     re.IGNORECASE,
 )
@@ -91,13 +91,15 @@ _REFINED: dict[str, frozenset[str]] = {
 }
 _HANDLED = re.compile(
     r"\b(retry(ing)?|trying again|falling back|fall back|fallback|skipping|skipped|ignor(ing|ed)|continuing"
-    r"|recovered|resum(ing|ed)|will use|using .{1,60} instead|reduc(ing|ed) (the )?batch|disabling|disabled|attempt \d+)\b",
+    r"|recovered|resum(ing|ed)|will use|using .{1,60} instead|using (the )?defaults?|will be (created|built|ignored|skipped)|reduc(ing|ed) (the )?batch|disabling|disabled|attempt \d+)\b",
     re.IGNORECASE,
 )
 _PROGRESS = re.compile(
     r"\b(epoch|step|iter|iteration|batch|update|loss|acc|accuracy|val_loss|eval|round|episode)s?\b[ \[(:=#]{1,3}\d",
     re.IGNORECASE,
 )
+# What programs often look for and can do without.
+_DISPENSABLE = frozenset((MISSING_FILE, PERMISSION, IMPORT, "library"))
 _TQDM = re.compile(r"\d+%\|")
 _NOISE = re.compile(
     r"^wandb: |closing signal SIG|Killing subprocess|forcefully exit|Sending SIG|for more (details|information) see"
@@ -190,6 +192,7 @@ def _of_line(number: int, line: LogLine, kind_of: Callable[[str], str]) -> list[
 
 
 def _weight_of(kind: str, text: str) -> int:
+    # Programs print their usage after many errors: alone it is a weak sign.
     if kind == ARGUMENTS and text.lstrip()[:6].lower() == "usage:":
         return USAGE
     if kind == CRASH and re.search(r"abort|sigabrt|-6\b|core dumped|terminate called", text, re.IGNORECASE):
@@ -264,23 +267,38 @@ def _better(first: Clue, last: Clue, found: FoundException) -> Clue:
 def _without_handled(log: LogText, clues: list[Clue]) -> list[Clue]:
     """Return the clues with less weight where the program went on after the error."""
     progress = [number for number, line in enumerate(log.lines) if _goes_on(line)]
-    last = max((clue.number for clue in clues if clue.weight >= EARLIER), default=-1)
     final = max((clue for clue in clues if clue.begun >= 0), default=None, key=lambda clue: clue.number)
+    last = max((clue.number for clue in clues if clue.weight >= EARLIER), default=-1)
+    broken = max((clue.number for clue in clues if clue.kind == NCCL), default=-1)
     result = []
     for clue in clues:
-        after = sum(1 for number in progress if number > clue.number)
-        between = any(clue.number < number < last for number in progress)
-        if clue.weight == CERTAIN:
-            result.append(clue)
-        elif after >= STILL_RUNNING or (after and _is_handled(log, clue)):
-            result.append(clue._replace(weight=HANDLED))
-        elif _is_handled(log, clue):
-            result.append(clue._replace(weight=min(clue.weight, WRAPPER)))
-        elif (between or (final is not None and _is_apart(clue, final))) and clue.weight > EARLIER:
-            result.append(clue._replace(weight=EARLIER))
-        else:
-            result.append(clue)
+        weight = _weight_if_handled(log, clue, progress, broken)
+        earlier = _is_earlier(clue, progress, last) or (final is not None and _is_apart(clue, final))
+        if clue.weight != CERTAIN:
+            clue = clue._replace(weight=min(weight, EARLIER) if earlier else weight)
+        result.append(clue)
     return result
+
+
+def _weight_if_handled(log: LogText, clue: Clue, progress: list[int], broken: int) -> int:
+    """Return the weight of a clue: little if the program said so, or worked on for some time.
+
+    ``broken``: line of the last broken connection. Until it, the other processes may have worked on.
+    """
+    after = sum(1 for number in progress if number > clue.number)
+    handled = _is_handled(log, clue)
+    others = clue.exception and broken > clue.number
+    if handled and not clue.exception and clue.kind in _DISPENSABLE:
+        return HANDLED
+    if after and (handled or (after >= STILL_RUNNING and not others)):
+        return HANDLED
+    return min(clue.weight, WRAPPER) if handled else clue.weight
+
+
+def _is_earlier(clue: Clue, progress: list[int], last: int) -> bool:
+    """Return whether the program worked on after a clue: a line, or an exception before the last clue."""
+    end = last if clue.exception else progress[-1] + 1 if progress else -1
+    return any(clue.number < number < end for number in progress)
 
 
 def _is_apart(clue: Clue, final: Clue) -> bool:

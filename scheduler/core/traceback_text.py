@@ -34,9 +34,10 @@ _MILD = re.compile(
 _HEADER = "Traceback (most recent call last)"
 _HEADERS = (_HEADER, "Traceback of TorchScript", "Stack Trace (most recent call last)")
 _FRAME = re.compile(
-    r'\s*File "[^"]+", line \d+|\s*File .+\.py:\d+, in |\s*\[Previous line repeated|\s*\.\.\.<\d+ lines>'
+    r"(?:> ?)?\s*File \"[^\"]+\", line \d+|\s*File .+\.py:\d+, in |\s*\[Previous line repeated|\s*\.\.\.<\d+ lines>"
 )
 _CARETS = re.compile(r"\s*[~^]+\s*$|\s*\^[~^ ]*$")
+_CELL = re.compile(r"-+> ?\d+ |Cell In ?\[|Input In |<ipython-input|-{20,}$|[^\s:]+\.py in ")  # frames of notebooks
 _NAMED = r"(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*"
 # An exception at the end of a traceback may have any name; elsewhere its name must look like one.
 _ANY_EXCEPTION = re.compile(rf"(?:{_NAMED}|[\w.]+\.<locals>\.\w+)(?:\([\w., ]{{0,80}}\))?(?::(?: |$)|$)")
@@ -179,7 +180,7 @@ def _take_open(log: LogText, state: _State, number: int, line: LogLine) -> None:
     """Take a line of a traceback: code, or the exception that ends it."""
     text, code = line.text, state.code
     state.code = False
-    inside = not text or text[0] in " \t" or _CARETS.match(text) or text.startswith("ray::")
+    inside = not text or text[0] in " \t" or _CARETS.match(text) or _CELL.match(text) or text.startswith("ray::")
     if inside or (code and line.dated and not _EXCEPTION.match(text)):  # a time before it hides the indentation
         line.frame = True
     elif _ANY_EXCEPTION.match(text) or _EXCEPTION.match(text):

@@ -63,6 +63,7 @@ def job_facts(job: Job) -> list[Fact]:
         ("on finish", spec.on_finish, False),
         ("mail to", spec.mail_to, False),
         ("info", spec.info, False),
+        ("class", job.failure.kind if job.failure else "", False),
         ("failure", job.failure.line if job.failure else "", True),
         ("memory", _memory(job.failure) if job.failure else "", False),
         ("hint", job.failure.hint if job.failure else "", False),

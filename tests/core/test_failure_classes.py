@@ -49,6 +49,13 @@ def test_each_training_log_has_its_class(row: dict[str, Any]) -> None:
     assert class_of("train", row) == row["class"]
 
 
+@pytest.mark.parametrize("row", json.loads((DATA / "messages.json").read_text()), ids=lambda row: row["text"][-60:])
+def test_each_message_has_its_class(row: dict[str, Any]) -> None:
+    """Messages of many programs, most of them behind a short traceback, or several together."""
+    failure = classify(row["text"], SHARE, row["exit_code"], row["signal"])
+    assert (failure.kind if failure else None) == row["class"]
+
+
 def test_each_class_has_training_logs() -> None:
     numbers = {kind: sum(row["class"] == kind for row in labels("train")) for kind in FAILURE_KINDS}
     least = {OUT_OF_MEMORY: 8, "traceback": 6, "nccl": 5}
