@@ -18,7 +18,7 @@ from scheduler.core.allowed import parse_allowed
 from scheduler.core.errors import Refused, SchedulerError, UsageError
 from scheduler.core.job_options import LINE_KEYS, read_line_keys, read_options
 from scheduler.core.model_table import need_of
-from scheduler.core.placement_class import class_for
+from scheduler.core.placement_class import class_for, remedy
 from scheduler.intake.jobs_file import LineContext, parse, write_line
 from scheduler.intake.tail import check_owner, check_places, check_private, places_of
 from scheduler.store.paths import check_not_for_another
@@ -92,9 +92,10 @@ def add(
     need, _ = need_of(parsed.spec, model_table_for(client, config, warn), client.gpus())
     fleet = client.fleet()
     if fleet is not None:
-        never = fleet.can_ever_hold(class_for(need, parsed.spec.allowed, parsed.spec))
+        kind = class_for(need, parsed.spec.allowed, parsed.spec)
+        never = fleet.can_ever_hold(kind)
         if never:
-            raise Refused(never, do="request less, or allow other GPUs")
+            raise Refused(never, do=remedy(kind))
     if path != "-":
         try:
             if os.path.exists(path):

@@ -30,6 +30,8 @@ def plan(*, json: bool = False, svg: bool = False, state_file: str | None = None
     client = client_of(state_file_for(state_file, config))
     if not client.alive():
         print("gpujob: no scheduler is running, so nothing can be predicted", file=sys.stderr)
+        if not json and not svg:
+            return 0
     outlook = client.outlook()
     if json:
         render.print_json(plan_json(outlook))
@@ -55,12 +57,13 @@ def dry_run(client: SchedulerClient, spec: JobSpec, environment: Mapping[str, st
     if found.would == "never" and found.reason_code == "depends":
         lines = [f"the job would be skipped: {found.reason}"]
     elif found.would == "never":
-        raise Refused(found.reason, do="request less, or allow other GPUs")
+        raise Refused(found.reason, do=found.remedy)
     elif found.would == "start":
         where = f" on GPU {gpu_ids_text(found.gpus)}" if found.gpus else ""
-        lines = [f"the job would start now{where}"]
+        lines = [f"the job would start now{where}{', and fail immediately: ' if found.doubt else ''}{found.doubt}"]
     else:
         lines = [f"the job would wait ({found.reason_code}): {found.reason}"]
+        lines += [f"when it starts, it fails immediately: {found.doubt}"] if found.doubt else []
     print("\n".join(piece for line in lines for piece in terminal.folded(safe(line), 2)))
     explained = found.explanation
     if explained is not None and found.would == "start":  # nothing keeps it

@@ -33,7 +33,7 @@ def check_parents(connection: sqlite3.Connection, spec: JobSpec) -> None:
 def check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) -> None:
     """Raise Refused if the job could never run on the GPUs and slots that the last daemon recorded."""
     from scheduler.core.allowed import check_nodes
-    from scheduler.core.placement_class import class_of
+    from scheduler.core.placement_class import class_of, remedy
     from scheduler.store.cluster import cluster_of, fleet_of
 
     check_nodes(job.allowed, cluster_of(connection) is not None)
@@ -41,7 +41,7 @@ def check_possible(connection: sqlite3.Connection, gpus: list[Gpu], job: Job) ->
     if gpus or rows.meta(connection, "settings"):
         never = fleet_of(connection, gpus, _cpu_slots(connection)).can_ever_hold(class_of(job))
         if never:
-            raise Refused(never, do="request less, or allow other GPUs" if job.need.count else "request less")
+            raise Refused(never, do=remedy(class_of(job)))
 
 
 def _noted(connection: sqlite3.Connection, setting: str) -> Any:

@@ -20,7 +20,7 @@ from scheduler.core.launch import filled
 from scheduler.core.model_table import ModelTable, booking_memory, need_of
 from scheduler.core.observations import Now
 from scheduler.core.offered_requests import CANCEL, QUEUE_RESUME, RESUME
-from scheduler.core.placement_class import class_of, reason_with_place
+from scheduler.core.placement_class import class_of, reason_with_place, remedy
 from scheduler.core.scheduler_state import SchedulerState
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.users import Users
@@ -51,6 +51,8 @@ class Preview:
     need: float | None = None
     command: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    doubt: str = ""  # why the command would fail immediately
+    remedy: str = ""  # of a job that could never run: what its owner can change
     explanation: Explanation | None = None
 
     @property
@@ -144,7 +146,7 @@ def _decided(
     decide(state, [], now)
     told = _decision(state, job, waiting, alive)
     if files:
-        told = replace(told, notes=(*told.notes, *_doubts(spec, environment)))
+        told = replace(told, doubt=_doubt(spec, environment))
     return replace(told, explanation=None if explained is None else _for_a_new_job(explained))
 
 
@@ -154,22 +156,23 @@ def _for_a_new_job(explained: Explanation) -> Explanation:
     return replace(explained, offers=possible)
 
 
-def _doubts(spec: JobSpec, environment: Mapping[str, str]) -> list[str]:
-    """Return why the command would fail immediately, as a list; empty if no reason is found.
+def _doubt(spec: JobSpec, environment: Mapping[str, str]) -> str:
+    """Return why the command would fail immediately; empty if no reason is found.
 
     Checks that the program exists and is executable. Scripts, and commands in a conda environment, are not checked.
     """
     if spec.is_script or spec.conda_env or not spec.arguments:
-        return []
+        return ""
     name = spec.arguments[0]
     if "/" not in name:
         found = program_in(environment.get("PATH", os.defpath), name)
-        return [] if found else [f"the command would fail immediately: program {name} not found in PATH"]
+        return "" if found else f"program {name} not found in PATH"
     path = os.path.join(spec.cwd, name)
+    if os.path.isdir(path):
+        return f"{name} is a folder"
     if os.path.isfile(path) and os.access(path, os.X_OK):
-        return []
-    what = "is not executable" if os.path.exists(path) else "does not exist"
-    return [f"the command would fail immediately: {name} {what}"]
+        return ""
+    return f"{name} {'is not executable' if os.path.exists(path) else 'does not exist'}"
 
 
 def _decision(state: SchedulerState, job: Job, waiting: Sequence[Job], alive: bool) -> Preview:
@@ -178,10 +181,14 @@ def _decision(state: SchedulerState, job: Job, waiting: Sequence[Job], alive: bo
         return _told("wait", job, Reason("no-scheduler", _not_yet()))
     if job.state is not JobState.PENDING:
         return _told("start", job, None)
+    if job.held:
+        return _told("wait", job, Reason(job.reason_code, "it is held until gpujob release"))
     if job.reason_code:
         return _told("wait", job, Reason(job.reason_code, job.reason))
     reason = state.class_reasons()[class_of(job).key]
-    before = sum(one.turn < job.turn for one in waiting if one.id in state.queue and class_of(one) == class_of(job))
+    mine = state.queue.key_of(job.id)
+    ahead = (one.id for one in waiting if one.id in state.queue and class_of(one) == class_of(job))
+    before = sum(state.queue.key_of(one) < mine for one in ahead)
     return _told("never" if reason.code == "never" else "wait", job, reason_with_place(reason, before))
 
 
@@ -210,4 +217,5 @@ def _told(would: str, job: Job, reason: Reason | None) -> Preview:
         job.need.total / WHOLE,
         _words(words),
         tuple(without_secrets(note) for note in job.notes),
+        remedy=remedy(class_of(job)) if would == "never" else "",
     )

@@ -64,10 +64,11 @@ class Outlook:
 class Holder:
     """The jobs on a GPU, the share (0 to 1) that they hold together, and when all of them are expected to have ended.
 
-    ``others``: what else holds a part of it, as sentences: leftover processes, and bookings of other schedulers.
+    ``gpu``: None for a job without a GPU; then ``share`` is the number of its slots. ``others``: what else holds a part of the
+    GPU, as sentences: leftover processes, and bookings of other schedulers.
     """
 
-    gpu: int
+    gpu: int | None
     jobs: tuple[int, ...]
     share: float
     until: float | None
@@ -92,6 +93,7 @@ class Explanation:
 
     ``place``: in the queue (of its user, if there are several), from 1; None: the job waits for something else than room, or
     behind the first `MOST_WAITING` jobs, of which alone the place is known. ``waiting``: number of jobs in this queue.
+    ``unknown``: why its start is not known, as a clause; empty if it is known, or if the job is not in the queue.
     """
 
     place: int | None = None
@@ -99,6 +101,7 @@ class Explanation:
     holders: tuple[Holder, ...] = ()
     expected: Expectation | None = None
     offers: tuple[OfferedCommand, ...] = ()
+    unknown: str = ""
 
 
 class Predictor:
@@ -126,7 +129,7 @@ class Predictor:
 
 
 def predicted(state: SchedulerState, now: Now, budget_s: float) -> dict[int, Prediction]:
-    """Return job → prediction. ``budget_s``: time after which no further scenario is simulated."""
+    """Return the predictions by job id. ``budget_s``: seconds after which no further scenario is simulated."""
     until = time.monotonic() + budget_s
     forecast = Forecast(state, now)
     for scenario in SCENARIOS:
@@ -137,7 +140,7 @@ def predicted(state: SchedulerState, now: Now, budget_s: float) -> dict[int, Pre
 
 
 def explanation_of(state: SchedulerState, now: Now, job: Job, budget_s: float, by: Caller | None = None) -> Explanation:
-    """Return why a job does not start that waits in ``state``."""
+    """Return why a waiting job of ``state`` does not start. ``by``: who asks, as in `offers`."""
     predictions = predicted(state, now, budget_s)
     found = predictions.get(job.id)
     expected = expectation_of(found, now) if found is not None else None
@@ -151,13 +154,28 @@ def explanation_of(state: SchedulerState, now: Now, job: Job, budget_s: float, b
     place = state.queue.place_of(job.id) if in_queue else None
     waiting = sum(number for kind, number in state.queue.sizes().items() if kind.user == job.spec.user)
     holders = _holders(state, now, job, predictions) if in_queue else []
-    return Explanation(place, waiting, tuple(holders), expected, tuple(commands))
+    known = not in_queue or (expected is not None and expected.start is not None)
+    return Explanation(
+        place, waiting, tuple(holders), expected, tuple(commands), "" if known else _why_unknown(state, job)
+    )
+
+
+def _why_unknown(state: SchedulerState, job: Job) -> str:
+    """Return why it cannot be said when a job of the queue starts."""
+    able = state.fleet.able(class_of(job)) if job.need.count else 0
+    if able and not able & ~state.fleet.paused_mask:
+        return "its GPUs are paused"
+    for one in state.live.values():
+        beside = any(able >> gpu & 1 for gpu in one.gpus) if job.need.count else not one.need.count
+        if beside and state.estimates.expected(one.spec, one.need) is None:
+            return f"it is not known how long job {one.id} runs"
+    return "it is too far away, or it is not known how long a job before it runs"
 
 
 def _holders(state: SchedulerState, now: Now, job: Job, predictions: Mapping[int, Prediction]) -> list[Holder]:
-    """Return what holds the GPUs that a waiting job may use, those that are free first."""
-    found = []
-    for gpu in ids_of(state.fleet.devices(class_of(job))) if job.need.total else ():
+    """Return what holds the GPUs, or slots, that a waiting job may use; those that are free first come first."""
+    found = [] if job.need.count else _holders_of_slots(state, now, predictions)
+    for gpu in ids_of(state.fleet.able(class_of(job))) if job.need.total else ():
         jobs = sorted((one for one in state.live.values() if gpu in one.gpus and not one.need.by_name), key=_id)
         ends = [predictions[one.id].end if one.id in predictions else None for one in jobs]
         known = [now.wall + end.middle for end in ends if end is not None]
@@ -171,8 +189,18 @@ def _holders(state: SchedulerState, now: Now, job: Job, predictions: Mapping[int
             parts = sum(one.need.parts for one in jobs)
             until = max(known) if known and len(known) == len(jobs) else None
             found.append(Holder(gpu, tuple(one.id for one in jobs), parts / WHOLE, until, tuple(others)))
-    found.sort(key=lambda one: (one.until is None, one.until or 0.0, one.gpu))
+    found.sort(key=lambda one: (one.until is None, one.until or 0.0, one.gpu or 0, one.jobs))
     return found[:MOST_HOLDERS]
+
+
+def _holders_of_slots(state: SchedulerState, now: Now, predictions: Mapping[int, Prediction]) -> list[Holder]:
+    found = []
+    for one in state.live.values():
+        if not one.need.count:
+            end = predictions[one.id].end if one.id in predictions else None
+            until = None if end is None else now.wall + end.middle
+            found.append(Holder(None, (one.id,), one.need.slots, until))
+    return found
 
 
 def _id(job: Job) -> int:

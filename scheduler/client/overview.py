@@ -200,9 +200,9 @@ def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int,
     """Return id → reason, for each waiting job.
 
     If the store has a reason for the job itself, this reason is returned. Otherwise it is the reason of the job's
-    placement class, with the position of the job in this class.
+    placement class, with the position of the job in this class if `_order_is_stored`.
     """
-    classes = rows.class_reasons(connection)
+    classes, in_order = rows.class_reasons(connection), _order_is_stored(connection)
     before: dict[str, int] = {}
     reasons: dict[int, Reason] = {}
     waiting = [job for job in live if job.state is JobState.PENDING]
@@ -213,8 +213,14 @@ def reasons_of(connection: sqlite3.Connection, live: Sequence[Job]) -> dict[int,
         key = class_of(job).key
         reason = classes.get(key) or NOT_YET
         reasons[job.id] = reason_with_place(reason, before.get(key, 0))
-        before[key] = before.get(key, 0) + 1
+        before[key] = before.get(key, 0) + in_order
     return reasons
+
+
+def _order_is_stored(connection: sqlite3.Connection) -> bool:
+    """Return whether the store tells the order of the queue. With `order: short` or `aging`, only the scheduler knows it."""
+    noted = json.loads(rows.meta(connection, "settings") or "{}")
+    return noted.get("order", ["fifo"])[0] == "fifo" and not noted.get("aging", [0.0])[0]
 
 
 def reason_of(connection: sqlite3.Connection, job: Job) -> Reason:
@@ -222,7 +228,7 @@ def reason_of(connection: sqlite3.Connection, job: Job) -> Reason:
     if job.reason_code:
         return Reason(job.reason_code, without_secrets(job.reason))
     reason = rows.class_reasons(connection).get(class_of(job).key) or NOT_YET
-    return reason_with_place(reason, rows.waiting_before(connection, job))
+    return reason_with_place(reason, rows.waiting_before(connection, job) if _order_is_stored(connection) else 0)
 
 
 def words_run(job: Job) -> list[str]:

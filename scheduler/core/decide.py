@@ -14,6 +14,7 @@ from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_G
 from scheduler.core.decision_pass import DecisionPass, Plan, Stop
 from scheduler.core.endings import CANCELLED, NEVER_AGAIN, Meaning, Rules, after_loss, after_no_start, after_run, ran
 from scheduler.core.engine_placement import EngineFleet
+from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import WHOLE, ResourceRequest, ids_of
 from scheduler.core.gpu_faults import fault_of
 from scheduler.core.gpu_notices import judge_gpus, take_memory_errors, take_xids
@@ -21,7 +22,7 @@ from scheduler.core.handle_requests import answer
 from scheduler.core.job import TICKS_A_SECOND, Event, Failure, Holding, Job, JobState, Outcome, Process
 from scheduler.core.job_text import UNDYING, during_run, where_it_runs
 from scheduler.core.launch import GPU_PLACEHOLDER
-from scheduler.core.learned_needs import DONE, OTHERWISE, OUT_OF_MEMORY, Run, group_of
+from scheduler.core.learned_needs import DONE, OTHERWISE, Run, group_of
 from scheduler.core.measured_use import MeasuredUse
 from scheduler.core.neighbours import Neighbours
 from scheduler.core.observations import (
@@ -248,7 +249,9 @@ class _Decision(DecisionPass):
         known = [size for size in sizes if size is not None]
         vram, share = job.spec.vram_mib or 0, min(known) * job.need.parts // WHOLE if known else 0
         asked = max(vram, share) if job.oom_retries else vram or share  # the share may have been doubled
-        return replace(found, peak_mib=fleet.admission.peak_mib(job.attempt_key), asked_mib=asked or None)
+        # The readings are taken at intervals; the log may tell more.
+        peaks = [peak for peak in (fleet.admission.peak_mib(job.attempt_key), found.peak_mib) if peak is not None]
+        return replace(found, peak_mib=max(peaks, default=None), asked_mib=asked or None)
 
     def _finish(self, job: Job, leftovers: tuple[Process, ...], note: str = "") -> None:
         sharing, at = self.state.sharing, self.now.since_boot
@@ -271,16 +274,17 @@ class _Decision(DecisionPass):
         self._end(job, ending, leftovers, note)
 
     def _learn_need(self, job: Job) -> None:
-        """Record what the attempt used, for the need that its model is learned to have."""
+        """Record memory, load and run time of the attempt: from them the need of its model is suggested."""
         group = group_of(job, self.state.fleet.gpus)
         if group is None or job.started_at is None or job.finished_at is None:
             return
         used = self.state.fleet.admission.measured.get(job.attempt_key, MeasuredUse())
-        ended = DONE if job.exit_code == 0 else OTHERWISE
-        if job.exit_code != 0 and job.log_finding is not None and job.log_finding.kind == OUT_OF_MEMORY:
-            ended = OUT_OF_MEMORY
+        ended, peak = DONE if job.exit_code == 0 else OTHERWISE, used.peak_mib
+        found = job.log_finding
+        if ended != DONE and found is not None and found.kind == OUT_OF_MEMORY:
+            ended, peak = OUT_OF_MEMORY, found.peak_mib
         wall_s = max(0.0, job.finished_at - job.started_at)
-        self.plan.measured.append((group, Run(used.peak_mib, wall_s, used.load, ended)))
+        self.plan.measured.append((group, Run(peak, wall_s, used.load, ended)))
 
     def _rules(self) -> Rules:
         policy, fleet = self.state.policy, self.state.fleet

@@ -123,7 +123,7 @@ def ran(job: Job) -> dict[str, float]:
 
 
 def ended_by_request(job: Job) -> bool:
-    """Return whether the attempt is being ended for another reason: a user cancelled it, or it used other GPUs."""
+    """Return whether the attempt is being ended because a user cancelled it, or because it used GPUs of others."""
     return job.state is JobState.STOPPING and job.stop_why != TIME_LIMIT
 
 

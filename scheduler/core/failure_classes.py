@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scheduler.core.failure_clues import (
     CERTAIN,
@@ -40,6 +41,7 @@ from scheduler.core.failure_signs import (
 )
 from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
 from scheduler.core.job import Failure
+from scheduler.core.oom_details import oom_details
 from scheduler.core.own_classes import OwnClass, holds, pieces_of
 from scheduler.core.traceback_text import LONGEST_SHOWN, visible_lines
 
@@ -59,14 +61,17 @@ def classify(
 ) -> Failure | None:
     """Return the class of a failed attempt, with a line of the log and a hint; None if nothing shows a cause.
 
-    ``tail``: the end of the log. ``need``: the job's request, on which a hint depends. ``timed_out``: the attempt was
+    A message about a lack of GPU memory may also tell how much the process used. ``tail``: the end of the log. ``need``: the job's request, on which a hint depends. ``timed_out``: the attempt was
     ended at its time limit. ``own``: the user's classes, which are looked for first.
     """
     found = _own_class(tail, exit_code, own)
     if found is not None:
         return _failure(*found, need, own)
     kind, line = _decided(clues_in(tail), exit_code, signal, timed_out, tail.rstrip().count("\n"))
-    return _failure(kind, line, need, own) if kind else None
+    if not kind:
+        return None
+    details = oom_details(tail) if kind == OUT_OF_MEMORY else None
+    return replace(_failure(kind, line, need, own), peak_mib=None if details is None else details.used)
 
 
 def time_limit_failure() -> Failure:
@@ -75,10 +80,9 @@ def time_limit_failure() -> Failure:
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
-    """Return the lack of GPU memory that ``tail`` reports. If its last clue is to another class, or none, return None.
+    """Return a warning for a job that ended with exit code 0, if the last error in its log is a lack of GPU memory; else None.
 
-    This function is for jobs that ended with exit code 0. The script may have handled the error, so the user only gets
-    a warning.
+    The script may have handled this error, so it is no failure.
     """
     if not any(sign.kind == OUT_OF_MEMORY for sign in active_signs(tail.lower())):
         return None

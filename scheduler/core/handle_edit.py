@@ -12,7 +12,7 @@ from scheduler.core.gpu import ResourceRequest, gpu_ids_text
 from scheduler.core.job import Job, JobState
 from scheduler.core.job_options import EDITABLE
 from scheduler.core.model_table import vram_notes, with_vram_notes
-from scheduler.core.placement_class import class_of
+from scheduler.core.placement_class import class_of, remedy
 from scheduler.core.units import mib_text, span_text
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def edit(
         job.notes = with_vram_notes(job.notes, told)
     never = decision.state.fleet.can_ever_hold(class_of(job)) if decision.state.fleet.gpus else ""
     if never:
+        ways = remedy(class_of(job))
         job.spec, job.need, job.allowed, job.priority, job.notes = before
-        raise Refused(f"cannot edit job {job.id}: {never}", do="request less, or allow other GPUs")
+        raise Refused(f"cannot edit job {job.id}: {never}", do=ways)
     old = {name: getattr(before[0], name) for name in values} | {"priority": before[3]}
     shown = [
         f"{EDITABLE[name].flag[2:]} {_shown(name, old[name])} -> {_shown(name, value)}"
@@ -113,7 +114,7 @@ def _shown(name: str, value: Any) -> str:
     if name == "allowed":
         return "any" if value is None else allowed_text(value)
     if value in (None, "", ()):
-        return {"gpus": "by model", "cuda": "(default)", "link": "any"}.get(name, "none")
+        return {"gpus": "(not given)", "cuda": "(default)", "link": "any"}.get(name, "none")
     if name == "vram_mib":
         return mib_text(value)
     if name == "time_limit_s":

@@ -112,6 +112,8 @@ def _named_gpus(text: str) -> tuple[int, ...]:
 
 
 def _count(text: str) -> int:
+    if re.fullmatch(r"[0-9]{7,}", text):
+        raise UsageError(f"{text[:40]} is too large", do="write at most 999999")
     if not re.fullmatch(r"[0-9]{1,6}", text):
         raise UsageError(f"{text!r} is not a whole number", do="write 0, 1, 2…")
     return int(text)

@@ -11,13 +11,14 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Job
 from scheduler.core.model_table import ModelTable, model_in, words_of
 from scheduler.core.suggested_need import Suggestion, suggestion
 
 MOST_RUNS = 100  # newest runs kept of each group
-DONE, OUT_OF_MEMORY, OTHERWISE = "done", "oom", "otherwise"  # how an attempt ended
+DONE, OTHERWISE = "done", "otherwise"  # how an attempt ended, beside OUT_OF_MEMORY
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     return need, tuple(notes)
 
 
+LEAST_USUAL_MIB = 128  # a CUDA context alone takes more
 VRAM_NOTE = "vram="  # the notes of `vram_notes` start with this text
 
 
@@ -194,6 +195,8 @@ def vram_notes(
         alone = ResourceRequest(1, 0) if model_in(words_of(spec)) is None else need
         asked = ResourceRequest.parse(spec.gpus) if spec.gpus else alone
     told = f"{VRAM_NOTE}{size_text(spec.vram_mib)}"
+    if spec.vram_mib < LEAST_USUAL_MIB and need.count:
+        return (f"{told} is {spec.vram_mib} MiB, less than any CUDA program uses; for GiB write {spec.vram_mib}G",)
     if spec.on:
         return (f"{told} books no memory: the job starts on the GPUs that it names (on=)",)
     if not need.count:
@@ -204,7 +207,7 @@ def vram_notes(
         return (f"{told} is taken as a whole GPU, because the size of an allowed GPU is not known",)
     if not asked.parts or need.parts <= asked.parts:
         return ()
-    part = decimal_text(need.parts)
+    part = "all" if need.parts == WHOLE else decimal_text(need.parts)
     return (f"{told} is {part} of the smallest allowed GPU that has it; the job books {need}",)
 
 

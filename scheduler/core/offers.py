@@ -36,7 +36,7 @@ class Offer:
 
     ``command``: a command line, such as ``gpujob resume 3``; two commands are joined by ``&&``. ``cost``: what it costs, and
     whom, as a clause. ``requests``: the requests of the commands. ``payer``: NOBODY, THIS_JOB, LATER_JOBS or RUNNING_JOBS;
-    ``lost``: GPU seconds of work that are lost.
+    ``lost``: GPU seconds (or slot seconds) of work that are lost.
     """
 
     command: str
@@ -220,13 +220,17 @@ def _cancels(attempt: _Attempt, before: Sequence[Sequence[Offer]]) -> list[Offer
     offers that may come before it; the first of them with which the job starts are taken.
     """
     state, job, now = attempt.state, attempt.job, attempt.now
-    if not job.need.total:
+    if job.need.by_name:
         return []
     allowed = state.fleet.devices(class_of(job))
     running = [one for one in state.live.values() if any(allowed >> gpu & 1 for gpu in one.gpus)]
+    if not job.need.count:
+        running = [one for one in state.live.values() if not one.need.count]
     running.sort(key=lambda one: (_lost(one, now), one.id))
     groups: list[Sequence[Job]] = [(one,) for one in running[:MOST_CANCELS_TRIED]]
-    for mask in state.fleet.groups(class_of(job)):
+    if not job.need.count and len(running) > 1:
+        groups.append(running[:MOST_CANCELLED])
+    for mask in state.fleet.groups(class_of(job)) if job.need.count else ():
         here = [one for one in running if any(mask >> gpu & 1 for gpu in one.gpus)][:MOST_CANCELLED]
         if len(here) > 1:
             groups.append(here)
@@ -253,8 +257,9 @@ def _cancel(group: Iterable[Job]) -> Cancel:
 
 
 def _lost(job: Job, now: Now) -> float:
-    """Return the GPU seconds that a running job has used."""
-    return (max(0.0, now.wall - job.started_at) if job.started_at is not None else 0.0) * job.need.total / WHOLE
+    """Return the GPU seconds that a running job has used; of a job without a GPU, the seconds times its slots."""
+    ran_s = max(0.0, now.wall - job.started_at) if job.started_at is not None else 0.0
+    return ran_s * (job.need.total / WHOLE if job.need.count else job.need.slots)
 
 
 def _cancel_offer(ended: Sequence[Job], now: Now) -> Offer:

@@ -40,7 +40,7 @@ from scheduler.core.job import Reason
 from scheduler.core.mig import Devices, divided, why_no_device
 from scheduler.core.placement_class import PlacementClass
 from scheduler.core.topology import Link, Topology
-from scheduler.core.units import span_text
+from scheduler.core.units import mib_text, size_text, span_text
 
 AnyFleet = TypeVar("AnyFleet", bound="Fleet")
 MOST_TOLD = 3  # GPUs of other schedulers that a reason names
@@ -184,6 +184,10 @@ class Fleet:
     def devices(self, kind: PlacementClass) -> int:
         """Return the mask of the managed GPUs and MIG instances that jobs of ``kind`` may use (`core/mig.py`)."""
         return self._devices.usable(kind.need, self.allowed_mask(kind.allowed))
+
+    def able(self, kind: PlacementClass) -> int:
+        """Return the mask of `devices` that have the memory that a job of ``kind`` asks for."""
+        return self.devices(kind) & (self._large_mask(kind.vram_mib) if kind.vram_mib else self.all_mask)
 
     def find(self, kind: PlacementClass, run_s: float | None = None) -> tuple[int, ...] | None:
         """Return the best GPUs for a job of ``kind``, ascending; None if the job does not fit.
@@ -491,8 +495,15 @@ class Fleet:
             large = self._large_mask(kind.vram_mib)
             fitting = max(((allowed & large & mask).bit_count() for mask in self._server_mask.values()), default=0)
             if need.count > fitting:
-                of_one = "a GPU" if need.count == 1 else f"each of {need.count} GPUs of one server"
-                return f"needs {kind.vram_mib} MiB on {of_one}, more than the allowed GPUs have"
+                device = f"MIG instance {need.profile}" if need.instance else "GPU"
+                which = device if kind.allowed is None else f"allowed {device}"
+                if need.count > 1:
+                    asked = f"needs {size_text(kind.vram_mib)} on each of {need.count} GPUs of one server"
+                    return f"{asked}, but at most {fitting} {which}{'s' * (fitting != 1)} of one server {'has' if fitting == 1 else 'have'} it"
+                most = max(self.gpus[i].memory_mib or 0 for i in ids_of(allowed))
+                return (
+                    f"needs {size_text(kind.vram_mib)} on a GPU; the largest {which} has {mib_text(most)} ({most} MiB)"
+                )
             allowed &= large
         if kind.link is not Link.SYSTEM and self.most_together(kind, allowed) < need.count:
             if not self.topology.known:

@@ -68,7 +68,20 @@ def reason_with_place(reason: Reason, before: int) -> Reason:
     """
     if before <= 0:
         return reason
-    is_are = "is" if before == 1 else "are"
-    jobs = "job" if before == 1 else "jobs"
-    text = f"{before} {jobs} with the same request {is_are} before it; the first of them: {reason.sentence}"
+    if before == 1:
+        text = f"1 job with the same request is before it, and waits too: {reason.sentence}"
+    else:
+        text = f"{before} jobs with the same request are before it; the first of them waits: {reason.sentence}"
     return replace(reason, code="behind", sentence=text)
+
+
+def remedy(kind: PlacementClass) -> str:
+    """Return what a user can change in a request that this machine can never fulfill."""
+    if not kind.need.count:
+        return "request fewer slots"
+    ways = ["request less" if not kind.need.instance else "request another MIG instance, or a share of a GPU"]
+    if kind.link is not Link.SYSTEM:
+        ways.append("leave out link")
+    if kind.allowed is not None:
+        ways.append("allow other GPUs")
+    return ways[0] if len(ways) == 1 else f"{', '.join(ways[:-1])}, or {ways[-1]}"

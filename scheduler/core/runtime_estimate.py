@@ -163,14 +163,15 @@ class Estimates:
         """Return the run time in seconds that a job does not exceed with the probability ``part`` (0 to 1).
 
         ``ran_s``: how long it has run already. The errors of earlier estimates of the same basis tell how far this one may
-        be off. A job that outlives all of them is expected to take twice as long as it has run.
+        be off. For a job that outlives all of them, the chance to outlive t more seconds is ran / (ran + t), as if nothing else were known
+        (Gott, "Implications of the Copernican principle for our future prospects", 1993): half of such jobs take twice as long as they have run.
         """
         usual = max(LEAST_S, expected.seconds)
         errors = self._errors.get(expected.basis) or Errors()
         factor = errors.quantile(part, ran_s / usual)
         if expected.basis == "limit":
             return max(ran_s, min(usual, usual * (factor or 1.0)))  # it ends at its limit at the latest
-        return 2.0 * ran_s if factor is None else usual * factor
+        return ran_s / (1.0 - part) if factor is None else usual * factor
 
     def frozen(self) -> Estimates:
         """Return these estimates for a simulation: `learn` does nothing."""

@@ -17,7 +17,7 @@ from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable, booking_memory, need_of, with_vram_notes
 from scheduler.core.placement import Fleet
-from scheduler.core.placement_class import class_for
+from scheduler.core.placement_class import class_for, remedy
 from scheduler.intake.jobs_file import LineContext
 from scheduler.intake.parsers import Parser
 from scheduler.store import file_offsets as kept
@@ -151,9 +151,10 @@ class Reader:
         spec = parsed.spec if self.owner is None else self.owner.owned(parsed.spec)
         spec = booking_memory(spec, self.memory_mib, read=bool(self.fleet.admission.cards))
         need, notes = need_of(spec, self.table, self.fleet.managed)
-        never = self.fleet.can_ever_hold(class_for(need, spec.allowed, spec))
+        kind = class_for(need, spec.allowed, spec)
+        never = self.fleet.can_ever_hold(kind)
         if never:
-            raise UsageError(never, do="request less, or allow other GPUs" if need.count else "request less")
+            raise UsageError(never, do=remedy(kind))
         for parent in (*spec.after, *spec.after_ok):
             if rows.get(connection, parent) is None:
                 raise UsageError(f"cannot wait for job {parent}: there is no such job", do="see gpujob jobs")

@@ -301,11 +301,14 @@ ShowDocument = Annotated[
 
 
 class HolderDocument(TypedDict):
-    """The part of a GPU that running jobs hold."""
+    """The part of a GPU that running jobs hold, or the slots of a job without a GPU."""
 
-    gpu: Annotated[Number, Field("Index of the GPU.")]
+    gpu: Annotated[Optional[Number], Field("Index of the GPU; null for a job without a GPU.")]
     jobs: Annotated[list[Number], Field("The jobs.")]
-    share: Annotated[Share, Field("Share of the GPU that they hold together.")]
+    share: Annotated[
+        float,
+        Field("Share of the GPU that they hold together; of a job without a GPU, its number of slots.", minimum=0),
+    ]
     until: Annotated[MaybeMoment, Field("When all of them are expected to have ended; null if it is not known.")]
     others: Annotated[list[str], Field("What else holds a part of the GPU, as sentences.")]
 
@@ -345,8 +348,11 @@ class ExplanationDocument(TypedDict):
         ),
     ]
     queue: Annotated[Number, Field("Number of jobs in the queue.")]
-    holders: Annotated[list[HolderDocument], Field("What holds the GPUs that the job may use (at most 8 GPUs).")]
+    holders: Annotated[
+        list[HolderDocument], Field("What holds the GPUs, or slots, that the job may use (at most 8 of them).")
+    ]
     expected: Annotated[Optional[ExpectedDocument], Field("When it is expected to start and end; null if not known.")]
+    unknown: Annotated[Optional[str], Field("Why its start is not known, as a clause; null if it is known.")]
     offers: Annotated[
         list[OfferDocument], Field("Commands that would start it now, those that cost others least first.")
     ]

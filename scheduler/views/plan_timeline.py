@@ -19,6 +19,7 @@ IN_ASCII = str.maketrans({RUNS: "#", MAY_RUN: "+", MAY_WAIT: "-"})
 LEGEND = f"{RUNS} expected to run   {MAY_WAIT} may have started   {MAY_RUN} may still run"
 NAME, SHORTEST_NAME = 24, 8  # columns
 ROW, LEFT, WIDTH = 22, 90, 800  # of the picture
+MOST_LANES = 16
 
 
 def _in_order(outlook: Outlook) -> list[Expectation]:
@@ -119,10 +120,15 @@ HATCH = (
 
 
 def plan_svg(outlook: Outlook, jobs: Mapping[int, Job], gpus: Sequence[Gpu]) -> str:
-    """Return the predicted timeline as an SVG document: a row for each GPU; jobs that are still to start are hatched."""
+    """Return the predicted timeline as an SVG document: a row for each GPU; jobs that are still to start are hatched.
+
+    Jobs without a GPU have rows below, at most `MOST_LANES` beside each other.
+    """
     rows, now = _in_order(outlook), outlook.at
     until = _horizon(rows, now)
     tops = {gpu.index: 26 + number * (ROW + 4) for number, gpu in enumerate(gpus)}
+    below, lanes = 26 + len(tops) * (ROW + 4), [0.0] * MOST_LANES  # when the last job of each lane ends
+    used = 0
     taken: dict[int, list[tuple[float, float, float]]] = {gpu: [] for gpu in tops}
     body = [f'<text x="{LEFT}" y="16">expected runs; hatched: not started yet; pale: may still run</text>']
     for gpu, top in tops.items():
@@ -133,13 +139,19 @@ def plan_svg(outlook: Outlook, jobs: Mapping[int, Job], gpus: Sequence[Gpu]) -> 
         begin = now if one.start is None else min(until, max(now, one.start.likely))
         end = until if one.end is None else max(begin, one.end.likely)
         latest = until if one.end is None or one.end.latest is None else max(end, min(until, one.end.latest))
+        columns = [LEFT + (at - now) / (until - now) * WIDTH for at in (begin, end, latest)]
+        lane = next((number for number, free in enumerate(lanes) if free <= begin), None) if not one.gpus else None
+        if lane is not None:
+            lanes[lane], used = latest, max(used, lane + 1)
+            body += _boxes(one.job, job, columns, below + lane * (ROW + 4), ROW)
         part = 1.0 if job is None or not job.need.parts else job.need.parts / 1000
         for gpu in (gpu for gpu in one.gpus if gpu in tops):
             low = lowest_place(taken[gpu], begin, part)
             taken[gpu].append((latest, low, part))
-            columns = [LEFT + (at - now) / (until - now) * WIDTH for at in (begin, end, latest)]
             body += _boxes(one.job, job, columns, tops[gpu] + low * ROW, part * ROW)
-    foot = 26 + len(tops) * (ROW + 4) + 14
+    for lane in range(used):
+        body.append(f'<text x="{LEFT - 8}" y="{below + lane * (ROW + 4) + 15}" text-anchor="end">no GPU</text>')
+    foot = below + used * (ROW + 4) + 14
     for quarter in range(5):
         x, at = LEFT + WIDTH * quarter / 4, now + (until - now) * quarter / 4
         body.append(f'<text class="small" x="{x:.0f}" y="{foot}" text-anchor="middle">{local_time(at, now)}</text>')

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _WHY = "id state reason_code reason outcome exit_code signal failure notes log".split()  # keys of `why --json`
 
+NO_OFFER = "no command is known that would start it now: what becomes free may go to other waiting jobs"
 SOON_S = 60.0  # a time that is nearer is told in seconds from now
 
 
@@ -64,12 +65,16 @@ def band_text(moment: Moment, now: float) -> str:
 
 
 def holder_text(one: Holder, now: float) -> str:
-    """Return what holds a GPU: ``GPU 0: jobs 12 and 14 hold 0.7 until about 14:20``."""
+    """Return what holds a GPU, or slots: ``GPU 0: jobs 12 and 14 hold 0.7 until about 14:20``."""
     if not one.jobs:
         return "; ".join(one.others)
     names = [str(job) for job in one.jobs]
     who = f"job {names[0]} holds" if len(names) == 1 else f"jobs {', '.join(names[:-1])} and {names[-1]} hold"
-    until = "; when it is free is not known" if one.until is None else f" until about {local_time(one.until, now)}"
+    until = "; its end is not known" if one.until is None else f" until about {local_time(one.until, now)}"
+    if one.gpu is None:
+        return f"{who} {one.share:g} slot{'s' * (one.share != 1)}{until}"
+    if one.until is None:
+        until = "; when it is free is not known"
     return "; ".join((f"GPU {one.gpu}: {who} {decimal_text(round(one.share * 1000))}{until}", *one.others))
 
 
@@ -83,15 +88,22 @@ def explanation_lines(found: Explanation, now: float) -> list[str]:
         on = f" on GPU {gpu_ids_text(expected.gpus)}" if expected.gpus else ""
         lines.append(f"expected start: {band_text(expected.start, now)}{on}")
     elif found.place is not None:
-        lines.append("expected start: not known")
+        lines.append(f"expected start: not known: {found.unknown}")
     if expected is not None and expected.end is not None:
         lines.append(f"expected end: {band_text(expected.end, now)}")
     if expected is not None and expected.run_s is not None:
-        lines.append(f"expected run time: {span_text(expected.run_s)} ({expected.source})")
+        run = span_text(expected.run_s) if expected.run_s >= 1.0 else "under 1 s"
+        lines.append(f"expected run time: {run} ({expected.source})")
     if found.offers:
         lines.append("it would start now with:")
         lines += [f"  {one.command}   # {one.cost}" for one in found.offers]
+    elif found.place is not None and not _starts_soon(expected, now):
+        lines.append(NO_OFFER)
     return [piece for line in lines for piece in terminal.folded(f"  {safe(line)}", 4)]
+
+
+def _starts_soon(expected: Expectation | None, now: float) -> bool:
+    return expected is not None and expected.start is not None and expected.start.likely - now < SOON_S
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------
@@ -140,6 +152,7 @@ def explanation_json(found: Explanation) -> ExplanationDocument:
             for one in found.holders
         ],
         "expected": None if found.expected is None else expected_json(found.expected),
+        "unknown": found.unknown or None,
         "offers": [
             {"command": one.command, "cost": one.cost, "requests": [offered_json(each) for each in one.requests]}
             for one in found.offers

@@ -203,7 +203,7 @@ def would(ask: Ask) -> Response:
             "reason_code": found.reason_code or None,
             "need": found.need,
             "command": list(found.command),
-            "notes": list(found.notes),
+            "notes": [*found.notes, *([f"the command would fail immediately: {found.doubt}"] if found.doubt else [])],
             "expected": None if found.expected is None else expected_json(found.expected),
         }
     )

@@ -143,7 +143,7 @@ def test_an_edited_job_is_placed_by_its_new_request() -> None:
     play.run(a_job(1))
     play.arrive(a_job(2, "2"))
     plan = play.ask(Edit((2,), {"gpus": "0.5", "allowed": [1], "label": "eval"}, ((1, 500),)))
-    assert plan.answers[0].lines == ("job 2: gpus by model -> 0.5, allowed any -> 1, label none -> eval",)
+    assert plan.answers[0].lines == ("job 2: gpus (not given) -> 0.5, allowed any -> 1, label none -> eval",)
     job = play.job(2)
     assert play.started == [1, 2] and job.gpus == (1,) and job.need.parts == 500
     assert job.spec.edited == ("gpus", "allowed", "label") and plan.respecs == {2: job}

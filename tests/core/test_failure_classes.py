@@ -281,6 +281,12 @@ def test_the_sizes_in_a_message_about_gpu_memory_are_read(line: str, details: Oo
     assert oom_details(f"epoch 1\n{line}\n") == details
 
 
+def test_the_message_about_a_lack_of_memory_may_tell_what_the_process_used() -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory this process has 31.00 GiB memory in use."
+    assert found(f"{TRACE}{line}\n").peak_mib == 31 * 1024
+    assert found(f"{TRACE}RuntimeError: CUDA out of memory\n").peak_mib is None
+
+
 # -- the user's classes ---------------------------------------------------------------------------------------
 
 

@@ -68,13 +68,15 @@ def test_what_ran_already_counts() -> None:
     assert end is not None and end.middle == pytest.approx(40.0)
 
 
-def test_a_job_that_outlives_its_estimate_is_expected_to_run_as_long_again() -> None:
+def test_the_end_of_a_job_that_outlives_its_estimate_is_hardly_known() -> None:
+    """It may end soon, or run for a long time; half of such jobs run as long again."""
     play = a_world(1)
     play.scheduler.estimates.learn(a_job(1).spec, a_job(1).need, 10.0)
     play.run(a_job(1))
     play.tell(after=500.0)
     end = predicted(play)[1].end
-    assert end is not None and end.first == end.last == pytest.approx(500.0)
+    assert end is not None and end.middle == pytest.approx(500.0)
+    assert end.first < 50.0 and end.last > 5000.0
 
 
 def test_without_any_run_time_nothing_is_predicted() -> None:

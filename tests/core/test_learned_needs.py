@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
 from scheduler.core.learned_needs import (
     MOST_RUNS,
-    OUT_OF_MEMORY,
     Group,
     Run,
     Seen,

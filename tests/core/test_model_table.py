@@ -190,7 +190,7 @@ CARDS = [a_gpu(0, memory_mib=81_920), a_gpu(1, memory_mib=40_960), a_gpu(2, memo
         (5_120, (0, 1), "0.125"),  # of the smaller GPU, since the job may be placed there
         (60_000, (0, 1), "0.733"),  # the smaller GPU is too small
         (40_960, (1,), "1"),
-        (1, (0,), "0.001"),
+        (160, (0,), "0.002"),
         (90_000, (0, 1), "1"),  # no GPU is large enough: the job is refused elsewhere
         (5_120, (2,), "1"),  # the size of the GPU is not known
         (5_120, None, "1"),
@@ -206,13 +206,20 @@ def test_a_job_that_requests_only_memory_gets_the_corresponding_share(
     assert need_of(spec, ModelTable()) == (ResourceRequest.parse("1"), ()), "the GPUs are not known yet"
 
 
+def test_a_memory_that_is_meant_in_gib_is_pointed_out() -> None:
+    """A job with `vram=18` asks for 18 MiB, which no CUDA program can do with."""
+    need, notes = need_of(a_spec(vram_mib=18, allowed=(0,)), ModelTable(), CARDS)
+    assert need == ResourceRequest(1, 1)
+    assert notes == ("vram=18M is 18 MiB, less than any CUDA program uses; for GiB write 18G",)
+
+
 @pytest.mark.parametrize(
     ("gpus", "vram_mib", "allowed", "need", "note"),
     [
         ("0.5", 5_120, (0,), "0.5", ""),
         ("0.5", 40_960, (0,), "0.5", ""),  # equal
         ("0.25", 40_960, (0,), "0.5", "vram=40G is 0.5 of the smallest allowed GPU that has it; the job books 0.5"),
-        ("0.25", 40_960, (0, 1), "1", "vram=40G is 1 of the smallest allowed GPU that has it; the job books 1"),
+        ("0.25", 40_960, (0, 1), "1", "vram=40G is all of the smallest allowed GPU that has it; the job books 1"),
         ("0.2", 60_001, (0, 1), "0.733", "vram=60001M is 0.733 of the smallest allowed GPU that has it; the job books 0.733"),
         ("2x0.25", 40_960, (0,), "2x0.5", "vram=40G is 0.5 of the smallest allowed GPU that has it; the job books 2x0.5"),
         ("2", 40_960, (0,), "2", ""),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler.client.edit_needs import needs_after
-from scheduler.core.gpu import parse_gpu_ids
+from scheduler.core.gpu import ResourceRequest, parse_gpu_ids
 from scheduler.core.job import Job, JobState
 from scheduler.core.job_options import changed_fields
 from scheduler.core.model_table import ModelTable, need_of
@@ -181,6 +181,33 @@ def test_a_share_below_the_part_that_the_memory_is_is_not_offered() -> None:
     assert commands(play, 3)[0] == "gpujob edit 3 --gpus 0.5"
 
 
+def test_a_job_without_a_gpu_is_offered_the_slots_of_others() -> None:
+    """Of jobs that take slots, the one that has run the shortest time is ended."""
+    play = a_world(1, cpu_slots=2)
+    play.run(a_job(1, "0"))
+    play.tell(after=60.0)
+    play.run(a_job(2, "0"))
+    play.tell(after=60.0)
+    wide = replace(a_job(3, "0"), need=ResourceRequest.of_slots(2))
+    play.arrive(wide)
+    assert commands(play, 3) == ["gpujob cancel 1 2"]
+    play.arrive(a_job(4, "0"))
+    assert commands(play, 4) == ["gpujob cancel 2"]
+    assert commands(play, 3) == [], "job 4 would take the first free slot"
+    assert starts(play, 4, "gpujob cancel 2")
+
+
+def test_no_job_is_ended_where_less_is_enough() -> None:
+    """`first` alone starts the job, so nothing is offered that also ends a job."""
+    play = a_world(2)
+    play.run(a_job(1, "1"))
+    play.arrive(a_job(2, "2"))
+    play.ask(PauseQueue(True))
+    play.arrive(a_job(3, "1"))
+    found = offered(play, 3)
+    assert found and not any("cancel" in offer.command for offer in found)
+
+
 def test_a_running_job_gets_no_offers() -> None:
     play = a_world(1)
     play.run(a_job(1))
@@ -196,12 +223,14 @@ def random_play(seed: int) -> Play:
     divided = dice.random() < 0.3
     if divided:
         managed += [an_instance(200), an_instance(201), an_instance(202, "3g.40gb", memory_mib=40_000)]
-    play = Play(Fleet(managed), policy=a_policy(max_overtakes=dice.choice([0, 1, 3, 10])))
+    fleet = Fleet(managed, dice.choice([1, 2, 3, 1 << 30]))
+    play = Play(fleet, policy=a_policy(max_overtakes=dice.choice([0, 1, 3, 10])))
     gpus, number = sum(servers), 0
 
     def a_random_job() -> Job:
         needs = ["0.2", "0.5", "0.5", "0.75", "1", "1", "2", "2x0.5", "4", "0"]
         wish: dict[str, Any] = {"priority": dice.randrange(3), "submitted_at": play.wall}
+        wish["slots"] = dice.randint(1, 2)
         wish["gpus"] = dice.choice([*needs, "mig-1g.10gb", "mig-1g.10gb", "mig-3g.40gb"] if divided else needs)
         if dice.random() < 0.3:
             wish["link"] = dice.choice(LINK_WORDS)

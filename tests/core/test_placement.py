@@ -554,8 +554,14 @@ def test_a_request_for_more_memory_than_any_allowed_gpu_has_is_recognized_at_onc
     gpus = [replace(gpu, memory_mib=size) for gpu, size in zip(some_gpus(2), (24_000, 80_000), strict=True)]
     fleet = Fleet(gpus)
     assert fleet.can_ever_hold(a_kind("1", vram_mib=80_000)) == ""
-    assert "80001 MiB" in fleet.can_ever_hold(a_kind("1", vram_mib=80_001))
-    assert "30000 MiB" in fleet.can_ever_hold(a_kind("1", (0,), vram_mib=30_000))
+    assert (
+        fleet.can_ever_hold(a_kind("1", vram_mib=80_001))
+        == "needs 80001M on a GPU; the largest GPU has 78.1 GiB (80000 MiB)"
+    )
+    assert (
+        fleet.can_ever_hold(a_kind("1", (0,), vram_mib=30_000))
+        == "needs 30000M on a GPU; the largest allowed GPU has 23.4 GiB (24000 MiB)"
+    )
 
 
 def test_a_wide_request_for_which_too_few_gpus_have_the_memory_is_recognized_at_once() -> None:
@@ -563,7 +569,8 @@ def test_a_wide_request_for_which_too_few_gpus_have_the_memory_is_recognized_at_
     fleet = Fleet(gpus)
     wide = a_kind("2", vram_mib=40_000)
     assert fleet.find(wide) is None
-    assert fleet.can_ever_hold(wide)
+    told = "needs 40000M on each of 2 GPUs of one server, but at most 1 GPU of one server has it"
+    assert fleet.can_ever_hold(wide) == told
 
 
 @given(
@@ -810,8 +817,8 @@ def test_instances_go_to_jobs_that_ask_for_one_or_only_for_memory(
         (1, by_name(200), ""),
         (1, a_kind("2"), "needs 2 whole GPUs of one server, but only 1 GPU is managed"),
         (1, a_kind("mig-3g.40gb"), ""),
-        (1, by_memory(90_000), "needs 90000 MiB on a GPU, more than the allowed GPUs have"),
-        (1, a_kind("mig-1g.10gb", vram_mib=20_000), "needs 20000 MiB on a GPU, more than the allowed GPUs have"),
+        (1, by_memory(90_000), "needs 90000M on a GPU; the largest GPU has 78.1 GiB (80000 MiB)"),
+        (1, a_kind("mig-1g.10gb", vram_mib=20_000), "needs 20000M on a GPU; the largest MIG instance 1g.10gb has 9.6 GiB (9856 MiB)"),
         (1, a_kind("0.5", vram_mib=20_000), ""),
     ],
 )  # fmt: skip

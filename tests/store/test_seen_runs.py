@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.core.learned_needs import MOST_RUNS, OUT_OF_MEMORY, Group, Run
+from scheduler.core.failure_signs import OUT_OF_MEMORY
+from scheduler.core.learned_needs import MOST_RUNS, Group, Run
 from scheduler.store import seen_runs as store
 from scheduler.store.database import Database
 

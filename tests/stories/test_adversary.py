@@ -9,7 +9,7 @@ import sqlite3
 
 import pytest
 
-from scheduler.core.learned_needs import OUT_OF_MEMORY
+from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.store.seen_runs import seen_runs
 from tests.stories.harness import alive, wait_for
 from tests.stories.machine import kill_all, machine

@@ -88,7 +88,7 @@ def test_memory_beside_a_share_is_a_part_of_a_card(machine):
     part = f"{-(-8192 * 1000 // TOTAL) / 1000:g}"
     assert f"vram=8G is {part} of the smallest allowed GPU that has it" in " ".join(m.s.job(1)["notes"])
     assert not m.s.job(2)["notes"]
-    told = "needs 20480 MiB on a GPU, more than the allowed GPUs have"
+    told = "needs 20G on a GPU; the largest MIG instance 1g.10gb has "
     assert told in m.s.cli("submit", "--gpus", "mig-1g.10gb", "--vram", "20G", "--", "true", code=3).stderr
     m.s.cli("queue", "pause")
     m.s.cli("submit", "--vram", "8G", "--", "true")

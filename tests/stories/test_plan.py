@@ -186,3 +186,83 @@ def test_no_offer_is_made_by_which_a_smaller_job_would_take_the_place(scheduler)
     s.cli("cancel", "4")
     offers = json.loads(s.cli("why", "3", "--json").stdout)["jobs"][0]["explanation"]["offers"]
     assert [offer["command"] for offer in offers][-1] == "gpujob cancel 1 2"
+
+
+def test_a_job_for_slots_is_told_who_has_them_and_what_would_start_it(scheduler):
+    s = scheduler(gpus=1, cpu_slots=1)
+    s.hold("a")
+    s.append(s.line("a", more=";gpus=0;time=1h"))
+    s.start()
+    s.wait_state(1, "running")
+    s.append(s.line("b", more=";gpus=0"))
+    wait_for(lambda: s.states().get(2) == "pending" and s.job(2)["reason_code"] == "no-room", "it waits")
+    told = s.cli("why", "2").stdout
+    assert re.search(r"^  job 1 holds 1 slot until about \S", told, re.M)
+    (holder,) = json.loads(s.cli("why", "2", "--json").stdout)["jobs"][0]["explanation"]["holders"]
+    assert (holder["gpu"], holder["jobs"], holder["share"]) == (None, [1], 1)
+    s.cli("cancel", "1")
+    s.wait_state(2, "done")
+
+
+def test_a_start_that_is_not_known_has_a_reason(scheduler):
+    s = scheduler(gpus=2)
+    s.hold("a")
+    s.append(s.line("a", more=";gpus=1"), s.line("a2", more=";gpus=1"))
+    s.hold("a2")
+    s.start()
+    s.wait_state(1, "running")
+    s.append(s.line("wide", more=";gpus=2"), s.line("small", more=";gpus=1"))
+    wait_for(lambda: s.states().get(3) == "pending" and s.job(3)["reason_code"] == "no-wide-room", "it waits")
+    explanation = json.loads(s.cli("why", "3", "--json").stdout)["jobs"][0]["explanation"]
+    if explanation["expected"] is None or explanation["expected"]["start"] is None:
+        assert re.fullmatch("it is not known how long job [12] runs", explanation["unknown"])
+    assert "no command is known that would start it now" in s.cli("why", "3").stdout
+
+
+def test_a_plan_without_a_scheduler_says_so_and_nothing_else(scheduler):
+    s = scheduler(gpus=1)
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    s.kill()
+    done = s.cli("plan")
+    assert done.stdout == "" and "no scheduler is running, so nothing can be predicted" in done.stderr
+
+
+def test_with_the_order_short_no_false_number_of_jobs_is_told(scheduler):
+    """The store does not know the order of the queue then; a dry run computes it."""
+    s = scheduler(gpus=1, order="short")
+    s.hold("a")
+    s.append(s.line("a"))
+    s.start()
+    s.wait_state(1, "running")
+    s.append(s.line("long", more=";time=10h"), s.line("short", more=";time=1m"))
+    wait_for(lambda: s.states().get(3) == "pending" and s.job(3)["reason_code"] == "no-room", "they wait")
+    assert [s.job(number)["reason_code"] for number in (2, 3)] == ["no-room", "no-room"]
+    assert "  place in the queue: 1 of 2\n" in s.cli("why", "3").stdout
+    told = s.cli("submit", "--dry-run", "--time", "1h", "--gpus", "1", "--", "true").stdout
+    assert told.startswith("the job would wait (behind): 1 job with the same request is before it, and waits too: ")
+
+
+def test_a_dry_run_tells_doubts_and_what_can_be_changed(scheduler):
+    s = scheduler(gpus=1)
+    s.start()
+    plain = s.folder / "no.sh"
+    plain.write_text("exit 0\n")
+    told = s.cli("submit", "--dry-run", "--", "./no.sh").stdout
+    assert told.startswith("the job would start now on GPU 0, and fail immediately: ./no.sh is not executable\n")
+    assert "/tmp is a folder" in s.cli("submit", "--dry-run", "--", "/tmp").stdout
+    told = s.cli("submit", "--dry-run", "--hold", "--", "true").stdout
+    assert "held until gpujob release" in told and not re.search(r"release \d", told)
+    for words, do in (
+        (["--gpus", "2"], "request less"),
+        (["--gpus", "2", "--link", "nvlink"], "request less, or leave out link"),
+        (["--gpus", "2", "--allowed", "0"], "request less, or allow other GPUs"),
+        (["--gpus", "mig-1g.10gb"], "request another MIG instance, or a share of a GPU"),
+    ):
+        for more in ([], ["--dry-run"]):
+            assert s.cli("submit", *more, *words, "--", "true", code=3).stderr.endswith(f"; {do}\n"), words
+    assert (
+        "too large; write at most 999999" in s.cli("submit", "--retries", "1000000000000", "--", "true", code=2).stderr
+    )

@@ -349,7 +349,7 @@ def test_a_lower_memory_minimum_applies_to_refused_and_waiting_commands(machine:
     m = machine(None).cards("GPU-a")
     run = Run(m.s).commands("echo x >>out")
     said = run.detected("--min-free-mem-mb", "90000", "--poll-interval", "0.25").ended(1)
-    assert "needs 90000 MiB on a GPU" in said and "1 line refused" in said
+    assert "needs 90000M on a GPU" in said and "1 line refused" in said
     others = m.foreign_process()
     m.use("GPU-a", others, 50_000)
     run.detected("--min-free-mem-mb", "40000", "--poll-interval", "0.25")

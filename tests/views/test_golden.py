@@ -82,6 +82,7 @@ class House:
         )
         text = re.sub(r"/tmp/gj\w*(?=…)", lambda found: "/srv/gpujob"[: len(found[0])], text)  # a path that was cut
         text = re.sub(r"(?<![\d:T])\d\d:\d\d(?![:\d])", "14:20", text)
+        text = re.sub(r"20\d\d-\d\d-\d\d(?=\s+14:20)", "2026-01-04", text)  # a time of a later day
         text = re.sub(r" to\s+20[-:.\dT\s]+Z$", lambda found: re.sub(r"\d", "N", found[0]), text, flags=re.M)
         return re.sub(r"^ran( +)\d+ d( |\n  )\d+ h$", r"ran\1N d\2N h", text, flags=re.M)
 

@@ -74,3 +74,14 @@ def test_the_picture_is_valid_xml_and_hatches_jobs_that_wait() -> None:
         and classes.count("later") == 3
         and "url(#hatched)" in plan_timeline.plan_svg(OUTLOOK, {}, [])
     )
+
+
+def test_jobs_without_a_gpu_are_drawn_below_the_gpus() -> None:
+    """Beside each other if they run at the same time, else in one row."""
+    jobs = {number: a_job(number, "0") for number in (1, 2, 3)}
+    times = {1: (0, 100), 2: (0, 300), 3: (200, 400)}
+    rows = {one: Expectation(one, moment(first), moment(last), ()) for one, (first, last) in times.items()}
+    picture = xml.fromstring(plan_svg(Outlook(NOW, rows), jobs, some_gpus(1)))
+    texts = [one.text for one in picture.iter("{http://www.w3.org/2000/svg}text")]
+    boxes = [one for one in picture.iter("{http://www.w3.org/2000/svg}rect") if one.get("class") == "later"]
+    assert texts.count("no GPU") == 2 and len(boxes) == 3 and len({one.get("y") for one in boxes}) == 2
