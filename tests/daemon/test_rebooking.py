@@ -71,7 +71,7 @@ def test_the_share_of_a_job_with_memory_follows_the_size_of_the_gpus(database: D
         for total, need, note in (
             (24_000, 500, "vram=12000M is 0.5"),
             (48_000, 250, ""),
-            (12_000, 1000, "vram=12000M is 1"),
+            (12_000, 1000, "vram=12000M is all of the smallest allowed GPU"),
         ):
             update_needs(connection, some_gpus(2, memory_mib=total), HALF)
             found = rows.get(connection, job.id)
