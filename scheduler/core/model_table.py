@@ -232,6 +232,11 @@ def _devices(need: ResourceRequest, allowed: Allowed, gpus: Collection[Gpu]) -> 
     return [gpu for gpu in _allowed(allowed, gpus) if may_use(need, gpu.profile)]
 
 
+def sizes_for(need: ResourceRequest, allowed: Allowed, gpus: Collection[Gpu]) -> list[int]:
+    """Return the MiB of each GPU or MIG instance that a job may use, as far as they are known."""
+    return [gpu.memory_mib for gpu in _devices(need, allowed, gpus) if gpu.memory_mib is not None]
+
+
 def _part_of_a_gpu(mib: int, gpus: Iterable[Gpu]) -> int | None:
     """Return ``mib`` as thousandths of the smallest of ``gpus`` that has at least ``mib`` MiB, rounded up.
 
