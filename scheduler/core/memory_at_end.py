@@ -9,7 +9,9 @@ from scheduler.core.admission import Admission
 from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import WHOLE, Gpu
 from scheduler.core.job import Failure, Job
-from scheduler.core.out_of_memory import MemorySeen, whose_fault
+from scheduler.core.out_of_memory import VICTIM, MemorySeen, whose_fault
+
+VICTIM_HINT = "other processes on its GPU used memory that it had asked for; gpujob who shows who uses the GPUs"
 
 
 def with_memory(job: Job, failure: Failure | None, gpus: Mapping[int, Gpu], admission: Admission) -> Failure | None:
@@ -39,4 +41,5 @@ def with_memory(job: Job, failure: Failure | None, gpus: Mapping[int, Gpu], admi
         min(asked, capacity) if asked and capacity else asked or None,
         failure.peak_mib, failure.tried_mib, capacity, failure.free_mib, others,
     )  # fmt: skip
-    return replace(failure, oom=whose_fault(memory), others_mib=others)
+    whose = whose_fault(memory)
+    return replace(failure, oom=whose, others_mib=others, hint=VICTIM_HINT if whose == VICTIM else failure.hint)
