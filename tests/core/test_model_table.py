@@ -312,7 +312,7 @@ def test_an_instance_of_unknown_size_does_not_matter_to_a_job_for_a_card() -> No
     ("model", "need", "words"),
     [
         ("seen", "0.45", "learned from 12 runs (at most 31 GiB of a GPU)"),
-        ("seen-7b", "0.2", "learned from 1 run (at most 10 GiB of a GPU)"),
+        ("seen-7b", "0.15", "learned from 1 run (at most 10 GiB of a GPU)"),
         ("unmeasured-7b", "0.25", "0.25, a guess from the size in its name"),
         ("other-7b", "0.25", "0.25, a guess from the size in its name"),
         ("other", "1", "the job requests the default, 1"),
