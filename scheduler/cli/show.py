@@ -225,10 +225,25 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
             lines = terminal.folded(f"job {number} is {state} on GPU {gpus}{node}", 2, state)
         for note in found.notes:
             lines += terminal.folded(f"  {render.safe(without_secrets(note))}", 4)
+        if found.failure is not None:
+            lines += _card(found)
         if found.state.ended and not found.succeeded and found.log:
             lines += _tail(found)
         print("\n".join(lines))
     return 0
+
+
+def _card(job: Job) -> list[str]:
+    """Return what is known of a failure besides its hint: memory, the end of the traceback, what differs from a good run."""
+    from scheduler.core.run_differences import difference_lines
+    from scheduler.views.job_facts import memory_text
+
+    assert job.failure is not None
+    told = (memory_text(job.failure), job.failure.line, job.failure.error, *difference_lines(job))
+    lines: list[str] = []
+    for text in filter(None, told):
+        lines += terminal.folded(f"  {render.safe(without_secrets(text))}", 4)
+    return lines
 
 
 def _explained(client: SchedulerClient, job: Job) -> ExplanationDocument | None:

@@ -80,7 +80,8 @@ def observation_of(message: Any, uid: int, now: float) -> Observation | None:
         if found.failure is not None:
             changes["failure"] = replace(
                 found.failure, kind=found.failure.kind[:100], line=found.failure.line[:LONGEST_TEXT],
-                hint=found.failure.hint[:LONGEST_TEXT], peak_mib=None, asked_mib=None,
+                hint=found.failure.hint[:LONGEST_TEXT], peak_mib=None, asked_mib=None, oom="",
+                error=found.failure.error[:LONGEST_TEXT], good_run=None, good_at=None, differs=(),
             )  # fmt: skip
     if isinstance(found, Gone):
         changes.pop("key", None)

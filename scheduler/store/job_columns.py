@@ -16,6 +16,7 @@ from scheduler.core.allowed import Allowed, allowed_text, parse_allowed
 from scheduler.core.errors import Damaged, SchedulerError
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import HOLDING, Failure, Job, JobSpec, JobState, Outcome, Process
+from scheduler.store.run_facts import facts_of, facts_text
 
 # Values of `Column.when`: when a column is written.
 ONCE = "once"  # when the job is inserted
@@ -95,11 +96,24 @@ def _process_of(pid: int | None, ticks: int) -> Process | None:
 
 def _finding(job: Job) -> str:
     found = job.log_finding
-    return json.dumps([found.kind, found.line, found.hint, found.peak_mib, found.asked_mib]) if found else ""
+    if found is None:
+        return ""
+    return json.dumps(
+        [found.kind, found.line, found.hint, found.peak_mib, found.asked_mib, found.oom, found.error, found.good_run,
+         found.good_at, found.differs]
+    )  # fmt: skip
 
 
 def _finding_of(text: str) -> Failure | None:
-    return Failure(*json.loads(text)) if text else None
+    if not text:
+        return None
+    values = json.loads(text)
+    if len(values) > _DIFFERS_AT:
+        values[_DIFFERS_AT] = tuple(values[_DIFFERS_AT])
+    return Failure(*values)
+
+
+_DIFFERS_AT = [field.name for field in fields(Failure)].index("differs")
 
 
 def _outcome_of(text: str | None) -> Outcome | None:
@@ -165,6 +179,7 @@ COLUMNS: tuple[Column, ...] = (
     _plain("gpu_retries", "INTEGER NOT NULL DEFAULT 0", when=LATER, since=12),
     Column(name="need_profile", sql="TEXT NOT NULL DEFAULT ''", write="need.profile", made_from="need", since=13),
     Column(name="link", sql="TEXT NOT NULL DEFAULT ''", write="spec.link", when=SPEC, since=13),
+    Column(name="facts", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: facts_text(job.facts), field="facts", read=facts_of, when=LATER, since=15),
 )  # fmt: skip
 
 

@@ -62,7 +62,9 @@ def job_json(job: Job, reason: Reason | None = None) -> JobDocument:
         "failure": None
         if job.failure is None
         else {"class": job.failure.kind, "line": without_secrets(job.failure.line), "hint": job.failure.hint,
-              "peak_memory": _bytes(job.failure.peak_mib), "asked_memory": _bytes(job.failure.asked_mib)},
+              "peak_memory": _bytes(job.failure.peak_mib), "asked_memory": _bytes(job.failure.asked_mib),
+              "error": without_secrets(job.failure.error) or None, "good_run": job.failure.good_run,
+              "differs": [without_secrets(text) for text in job.failure.differs]},
         "notes": [without_secrets(note) for note in job.notes],
         "submitted_at": utc(job.submitted_at),
         "started_at": maybe_utc(job.started_at),
