@@ -234,12 +234,22 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
 
 
 def _card(job: Job) -> list[str]:
-    """Return what is known of a failure besides its hint: memory, the end of the traceback, what differs from a good run."""
+    """Return what is known of a failure besides its hint: class, cause, memory, and what differs from a good run."""
+    from scheduler.core.failure_card import failure_line
     from scheduler.core.run_differences import difference_lines
     from scheduler.views.job_facts import memory_text
 
-    assert job.failure is not None
-    told = (memory_text(job.failure), job.failure.line, job.failure.error, *difference_lines(job))
+    found = job.failure
+    assert found is not None
+    first = failure_line(job)
+    line, memory = without_secrets(found.line), memory_text(found)
+    told = (
+        first,
+        line if line not in first else "",
+        found.error,
+        memory if "peaked" not in first else "",
+        *difference_lines(job),
+    )
     lines: list[str] = []
     for text in filter(None, told):
         lines += terminal.folded(f"  {render.safe(without_secrets(text))}", 4)

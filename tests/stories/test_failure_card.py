@@ -66,13 +66,13 @@ def test_a_failed_job_tells_what_differs_from_the_last_good_run(scheduler):
     assert (failure["class"], failure["good_run"], failure["line"]) == ("unknown", 2, "")
     submit(s, "good")
     assert s.job(5)["failure"] is None
-    s.kill()  # the facts about a running attempt survive
+    s.kill()  # the last good run is in the store
     s.start()
     submit(s, "silent")
     assert s.job(6)["failure"]["differs"] == ["environment: MODE changed"] and s.job(6)["failure"]["good_run"] == 5
 
     told = [s.cli(*words).stdout for words in (("show", "3", "--json"), ("why", "3", "--json"), ("status", "--json"))]
-    told += [shown, why, s.cli("jobs").stdout, s.cli("status").stdout, s.said]
+    told += [shown, why, s.cli("jobs").stdout, s.cli("status").stdout, s.said()]
     told.append(json.dumps(s.rows("SELECT id, items FROM fact_sets")))
     assert not [secret for secret in SECRETS for text in told if secret in text]
     s.cli("reset")

@@ -1,0 +1,34 @@
+"""The line about a failure in tables, such as ``oom: asked 0.25 (20 GiB), peaked at 31 GiB``."""
+
+from __future__ import annotations
+
+from scheduler.core.failure_signs import CLASSES, OUT_OF_MEMORY
+from scheduler.core.job import Job, JobState
+from scheduler.core.secrets import without_secrets
+from scheduler.core.units import mib_text
+
+LONGEST = 120
+# Words of the notes with which a job is tried again (`core/endings.py`): a test compares them.
+_AGAIN = ("tried again", "tried once more", "the next attempt")
+
+
+def failure_line(job: Job) -> str:
+    """Return why a job failed, in one line; of a job that is tried again, why its earlier attempt did. Empty: neither."""
+    if job.state is JobState.FAILED and job.failure is not None:
+        text = _of_failure(job)
+    else:
+        text = next((note for note in reversed(job.notes) if any(words in note for words in _AGAIN)), "")
+    text = without_secrets(" ".join(text.split()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _of_failure(job: Job) -> str:
+    found = job.failure
+    assert found is not None
+    if found.kind == OUT_OF_MEMORY and found.peak_mib:
+        asked = f" ({mib_text(found.asked_mib)})" if found.asked_mib else ""
+        need = f"asked {job.need}{asked}" if job.need.count else "had no GPU"
+        return f"{found.kind}: {need}, peaked at {mib_text(found.peak_mib)}"
+    meaning = CLASSES[found.kind].meaning if found.kind in CLASSES else found.hint
+    told = found.line or found.error or meaning
+    return f"{found.kind}: {told}" if told else found.kind
