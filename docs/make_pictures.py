@@ -243,7 +243,10 @@ def card_picture() -> None:
             tab.goto(page.url + "/jobs/2")
             expect(tab.locator("#live")).to_have_text("live")
             target = ROOT / "docs" / "pictures" / "failure-card.png"
-            target.write_bytes(packed(tab.locator("#job-head").screenshot()))
+            box = tab.locator("#job-head").bounding_box()
+            assert box is not None
+            clip = {"x": box["x"] - 16, "y": box["y"] - 8, "width": box["width"] + 32, "height": box["height"] + 24}
+            target.write_bytes(packed(tab.screenshot(clip=clip, full_page=True)))
             print(f"written: {target} ({target.stat().st_size >> 10} KiB)")
         finally:
             browser.close()
