@@ -56,6 +56,7 @@ from scheduler.daemon.problems import Problems, passing
 from scheduler.daemon.program_lookup import ProgramLookup, UserProgramLookup
 from scheduler.daemon.rebooking import update_needs
 from scheduler.daemon.retention import Retention
+from scheduler.daemon.run_records import RunRecords
 from scheduler.daemon.shared_bookings import SharedBookings
 from scheduler.daemon.state_file import Edit
 from scheduler.daemon.state_writer import StateWriter, open_state_file
@@ -98,6 +99,7 @@ class Daemon:
         self.state_writer: StateWriter
         self._lookup = lookup
         self._preparer = LaunchPreparer(context, self._lookup, runner.name, limits)
+        self._records = RunRecords(context)
         self.messages = PassMessages(context)
         self.problems = Problems(context, runner)
         self.files = FollowedFiles(context, self._machine, self.problems.note)
@@ -353,10 +355,16 @@ class Daemon:
             news = [Arrived(job) for job in (*gathered.jobs, *gathered.changed)]
             if self._shares is not None:
                 self._shares.attach(self.state, connection, now)
+            if Ended in kinds:
+                observations = self._records.with_differences(
+                    connection, self.state.live, self.state.fleet.gpus, observations
+                )
             plan = self._decide([*observations, *news, *asked], now)
             if plan.starts:
                 db.check_in_place()  # start nothing that only a deleted store file records
             launches = self._preparer.prepare(plan, self.gpus.admission.ordinals(), now, self.state.bound_to)
+            self._records.note_starts(connection, plan.starts, self._lookup)
+            self._records.record(connection, plan, self.state.live, self.state.fleet.gpus)
             rows.save(connection, plan.changed.values())
             for job in plan.respecs.values():
                 rows.respec(connection, job)
@@ -382,6 +390,7 @@ class Daemon:
                 save_faults(connection, self.state.faults.values(), boot_id())
             if plan.starts:
                 crash_point("start.chosen")
+        self._records.recorded()
         self._open_ends = [one.end for one in self.state.open_ends.values()]
         self._learning.take(plan.measured)
         if self.journal is not None:
