@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 
 from scheduler.core.endings import CANCELLED, Meaning, Rules, after_no_start, after_run, ran
+from scheduler.core.host_oom import with_host_oom
 from scheduler.core.job import Event, Job, JobState
 from scheduler.core.observations import NeverRan
 from scheduler.core.recovery import Record
@@ -40,7 +41,10 @@ def _after_run(job: Job, told: attempt_record.AttemptRecord, rules: Rules) -> tu
     job.exit_code, job.signal, note = attempt_record.meaning(told.how, told.code)
     job.started_at = job.started_at or told.started_at
     job.finished_at = told.ended_at
-    job.log_finding = log_finding_of(job, job.exit_code, job.signal, rules.own_classes)
+    found = log_finding_of(job, job.exit_code, job.signal, rules.own_classes)
+    if job.state is not JobState.STOPPING:  # else the scheduler itself has ended it
+        found = with_host_oom(found, job.exit_code, told.oom_kills, own=rules.own_classes)
+    job.log_finding = found
     job.notes = (*job.notes, *([note] if note else ()), ENDED_ALONE)
     if job.state is JobState.STARTING:
         move(job, Move.STARTED, told.ended_at or 0.0)
