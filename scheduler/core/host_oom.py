@@ -18,7 +18,11 @@ from scheduler.core.traceback_text import LONGEST_SHOWN
 from scheduler.core.units import mib_text
 
 SIGKILL = 9
-KILL_WORDS = (b"ill process ", b"oom-kill:")  # each record that `victims_in` understands has one of them
+KILL_WORDS = (
+    b"Killed process ",
+    b"Kill process ",
+    b"oom-kill:",
+)  # each record that `victims_in` understands has one of them
 
 _KILLED = re.compile(
     r"^(?P<why>[\w() ]*out of memory[\w() ]*: )?Killed process (?P<pid>\d+) \((?P<name>.{0,80}?)\),? (?:UID \d+, )?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ class KernelKills:
     def __init__(self, log: KernelLog | None) -> None:
         self._log = log
         self._victims: deque[Victim] = deque(maxlen=MOST_VICTIMS)
-        self._of_job: dict[Victim, str] = {}  # victims that are known to be processes of an attempt → its key
+        # Victims that are known to be processes of an attempt → its key, and when it ended (seconds since 1970)
+        self._of_job: dict[Victim, tuple[str, float]] = {}
         self._leaders: dict[int, tuple[str, Process]] = {}  # job → key and main process of its running attempt
 
     def note(self, observation: Observation) -> None:
@@ -57,27 +59,26 @@ class KernelKills:
             return False
         self._victims.extend(victims_in(records))
         known = set(self._victims)
-        self._of_job = {victim: key for victim, key in self._of_job.items() if victim in known}
+        self._of_job = {victim: told for victim, told in self._of_job.items() if victim in known}
         return True
 
     def _word(self, job: Job, ended: Ended, found: Failure | None) -> tuple[Victim | None, bool]:
-        """Return the victim that is a process of the attempt, and whether all victims are processes of other jobs."""
+        """Return the victim that is a process of the attempt, and whether the counter rose only because of other jobs."""
         key, process = self._leaders.get(job.id, (job.attempt_key, job.process))
         if process is None or job.boot not in ("", boot_id()):
             return None, False  # it ran on another machine, or before this one was restarted
-        since, until = _bounds(process, ended.at)
         pids = {process.pid, *pids_in(found)}
-        while_it_ran = [victim for victim in self._victims if since <= victim.at <= until]
         others = {leader.pid: (name, leader) for name, leader in self._leaders.values() if name != key}
         mine = None
-        for victim in while_it_ran:
+        for victim in self._victims:
             name, leader = others.get(victim.pid, ("", None))
-            if victim.pid in pids:
-                self._of_job[victim], mine = key, victim
-            elif leader is not None and _bounds(leader, ended.at)[0] <= victim.at:
-                self._of_job.setdefault(victim, name)
-        of_others = [victim for victim in while_it_ran if self._of_job.get(victim, key) != key]
-        return mine, len(of_others) == len(while_it_ran) >= max(1, ended.oom_kills)
+            if victim.pid in pids and _in_life(victim, process, ended.at):
+                self._of_job[victim], mine = (key, ended.at), victim
+            elif leader is not None and _in_life(victim, leader, ended.at):
+                self._of_job.setdefault(victim, (name, math.inf))
+        begun = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.ticks / TICKS_A_SECOND
+        of_others = [owner for owner, end in self._of_job.values() if owner != key and end >= begun]
+        return mine, mine is None and len(of_others) >= max(1, ended.oom_kills)
 
 
 def open_kernel_kills() -> KernelKills:
@@ -85,12 +86,13 @@ def open_kernel_kills() -> KernelKills:
     return KernelKills(KernelLog() if shows_pids() else None)
 
 
-def _bounds(process: Process, ended_at: float) -> tuple[float, float]:
-    """Return between which times of the kernel's log an attempt ran.
+def _in_life(victim: Victim, process: Process, ended_at: float) -> bool:
+    """Return whether the kernel ended ``victim`` while the attempt of this main process ran.
 
-    ``process``: its main process; ``ended_at``: seconds since 1970.
+    A pid may have been used before and after it. ``ended_at``: end of the attempt in seconds since 1970.
     """
     boot, mono = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic()
     slack = SLACK_S + DRIFT * boot
     asleep = boot - mono  # the log's clock stands still while the machine sleeps
-    return process.ticks / TICKS_A_SECOND - asleep - slack, mono - (time.time() - ended_at) + slack
+    since = process.ticks / TICKS_A_SECOND - asleep - slack
+    return since <= victim.at <= mono - (time.time() - ended_at) + slack

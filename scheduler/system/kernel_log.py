@@ -63,8 +63,7 @@ class KernelLog:
             if not record:
                 break
             size += len(record)
-            if any(word in record for word in words):
-                found += _parsed(record)
+            found += _parsed(record, words)
         return found
 
     def close(self) -> None:
@@ -74,11 +73,15 @@ class KernelLog:
             self._fd = -1
 
 
-def _parsed(record: bytes) -> list[tuple[float, str]]:
-    """Return the time and text of a record "priority,number,microseconds,flags…;text"; empty if it is no such record."""
+def _parsed(record: bytes, words: Sequence[bytes]) -> list[tuple[float, str]]:
+    """Return the time and text of a record "priority,number,microseconds,flags…;text"; empty if it has no such word."""
+    if not any(word in record for word in words):
+        return []
     head, _, text = record.partition(b";")
     fields = head.split(b",")
     if len(fields) < 3 or not (fields[0].isdigit() and fields[2].isdigit()) or int(fields[0]) >= FACILITY:
         return []
     line = text.partition(b"\n")[0][:LONGEST_TEXT]  # further lines have the kernel's own keys, such as DEVICE=
+    if not any(word in line for word in words):
+        return []
     return [(int(fields[2]) / 1e6, line.decode("utf-8", "replace"))]
