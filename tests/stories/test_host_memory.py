@@ -96,10 +96,10 @@ def told(found: dict[str, Any]) -> None:
         assert found["line"] == "" and found["hint"].startswith("probably the kernel ended it")
 
 
-def test_a_job_that_the_kernel_ended_is_told_from_one_that_somebody_killed(
+def test_b23_a_job_that_the_kernel_ended_is_told_from_one_that_somebody_killed(
     small_group: Path, scheduler: Callable[..., Scheduler]
 ) -> None:
-    """Issue 27, 2: in one cgroup, the kernel ends a job, and a job gets a plain SIGKILL."""
+    """B23; issue 27, 2: in one cgroup, the kernel ends a job, and a job gets a plain SIGKILL."""
     s = scheduler(gpus=1)
     enter(s, small_group)
     s.start()
