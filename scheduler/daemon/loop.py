@@ -97,7 +97,7 @@ class Daemon:
         self.state: SchedulerState
         self.state_writer: StateWriter
         self._lookup = lookup
-        self._kernel_kills = open_kernel_kills()
+        self._kernel_kills = None if context.shared else open_kernel_kills()
         self._preparer = LaunchPreparer(context, self._lookup, runner.name, limits)
         self.messages = PassMessages(context)
         self.problems = Problems(context, runner)

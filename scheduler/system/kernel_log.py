@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -26,14 +27,19 @@ def shows_pids() -> bool:
 
 
 class KernelLog:
-    """The kernel's log from its oldest record on. It is opened at the first `read` and stays open.
-
-    So each record is read once, however many jobs end.
-    """
+    """The kernel's log from its oldest record on. It stays open, so each record is read once, however many jobs end."""
 
     def __init__(self, path: str = PATH) -> None:
         self.path = path
         self._fd = -1
+        self._open()
+
+    def _open(self) -> bool:
+        """Open the log if it is not open; return whether it is."""
+        if self._fd < 0:
+            with contextlib.suppress(OSError):
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        return self._fd >= 0
 
     def read(
         self, words: Sequence[bytes], most_bytes: int = MOST_BYTES, limit_s: float = LIMIT_S
@@ -42,11 +48,8 @@ class KernelLog:
 
         None: the log cannot be read. At ``most_bytes`` or after ``limit_s`` seconds, the rest is left to the next call.
         """
-        if self._fd < 0:
-            try:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-            except OSError:
-                return None
+        if not self._open():
+            return None
         found: list[tuple[float, str]] = []
         size = errors = 0
         until = time.monotonic() + limit_s
