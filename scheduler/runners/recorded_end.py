@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from scheduler.core.admission import Admission
 from scheduler.core.endings import CANCELLED, Meaning, Rules, after_no_start, after_run, ran
 from scheduler.core.host_oom import with_host_oom
 from scheduler.core.job import Event, Job, JobState
+from scheduler.core.memory_at_end import with_memory
 from scheduler.core.observations import NeverRan
 from scheduler.core.recovery import Record
 from scheduler.core.states import Move, move
@@ -44,7 +46,7 @@ def _after_run(job: Job, told: attempt_record.AttemptRecord, rules: Rules) -> tu
     found = log_finding_of(job, job.exit_code, job.signal, rules.own_classes)
     if job.state is not JobState.STOPPING:  # else the scheduler itself has ended it
         found = with_host_oom(found, job.exit_code, told.oom_kills, own=rules.own_classes)
-    job.log_finding = found
+    job.log_finding = with_memory(job, found, rules.gpus, Admission())
     job.notes = (*job.notes, *([note] if note else ()), ENDED_ALONE)
     if job.state is JobState.STARTING:
         move(job, Move.STARTED, told.ended_at or 0.0)
@@ -72,5 +74,7 @@ def _moved(job: Job, means: Meaning, at: float) -> tuple[Job, Event | None]:
         job.outcome = means.outcome
         return job, None
     job.need = means.need or job.need
+    if means.vram_mib:
+        job.spec = replace(job.spec, vram_mib=means.vram_mib)
     job.reason_code, job.reason = "backoff", f"{means.why}; the job starts again when a scheduler runs (gpujob start)"
     return job, Event(job.id, at, "retry_scheduled", detail)
