@@ -59,7 +59,7 @@ FailureDocument = TypedDict(
     "FailureDocument",
     {
         "class": Annotated[str, Field("Class of the failure: one of docs/failures.md, or one of the setting failure_classes; `unknown` if only what differs from the last good run is known.")],
-        "line": Annotated[str, Field("The line of the log that shows the failure (at most 300 characters); empty if the exit code or signal does.")],
+        "line": Annotated[str, Field("The line of the log that shows the failure, or the sentence of the kernel that ended the job (at most 300 characters); empty if the exit code or signal does.")],
         "hint": Annotated[str, Field("Advice on how to fix the failure, as a sentence.")],
         "peak_memory": Annotated[Bytes, Field("Highest measured memory use on one GPU, in bytes; null if not measured.")],
         "asked_memory": Annotated[
