@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import gpu_job
 from benchmarks.gpu_machine import Machine
 from benchmarks.house import House, Stuck, append, wait_until
+from scheduler.core.admission import LOAD_WINDOW_S
 from scheduler.core.learned_needs import together
 from scheduler.store.seen_runs import seen_runs
 
@@ -188,6 +189,16 @@ class GpuHouse(House):
 
         found: Document = self.wait(look, wanted)
         return found
+
+    def wait_settled(self) -> None:
+        """Wait until a reading came so long after the end of the last job that its memory is no longer awaited."""
+        question = "SELECT min(read_at) > ? + (SELECT max(finished_at) FROM jobs) FROM readings"
+
+        def look() -> bool:
+            with self.reading() as store:
+                return bool(store.execute(question, (LOAD_WINDOW_S + self.machine.interval_s,)).fetchone()[0])
+
+        self.wait(look, "a reading some seconds after the end of the last job")
 
     def learned_peak_mib(self, model: str) -> int | None:
         """Return the highest memory in MiB that the scheduler has seen of the runs of a model; None: nothing seen."""

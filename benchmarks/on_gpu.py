@@ -147,6 +147,7 @@ def own_oom(house: GpuHouse) -> Seen:
 def foreign_process(house: GpuHouse) -> Seen:
     """A job for a whole GPU waits while a process that is no job uses the GPU, and starts after its end."""
     mib = house.machine.total_mib * 8 // 10
+    house.wait_settled()  # otherwise the scheduler takes the process for the memory of a job that has just ended
     house.wait_gpu(lambda gpu: gpu["state"] == "AVAILABLE", "the GPU free of earlier jobs")
     with _foreign(house, mib) as process:
         house.wait_gpu(lambda gpu: gpu["state"] == "FOREIGN", "the GPU in the state FOREIGN")
