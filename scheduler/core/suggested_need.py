@@ -25,6 +25,14 @@ class Suggestion:
     mib: int
 
 
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The runs of a model so far. ``peak_mib``: the most MiB on one GPU; None: never measured."""
+
+    runs: int
+    peak_mib: int | None
+
+
 def need_for(mib: int, sizes: Collection[int], count: int = 1) -> ResourceRequest:
     """Return the need for ``mib`` MiB on each of ``count`` GPUs. ``sizes``: MiB of the managed GPUs, at least one.
 

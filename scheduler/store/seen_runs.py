@@ -8,8 +8,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable
+from dataclasses import replace
 
+from scheduler.core.job import JobSpec
 from scheduler.core.learned_needs import Group, Run, Seen
+from scheduler.core.model_table import ModelTable, model_in, words_of
+from scheduler.core.suggested_need import Learned
+from scheduler.store.jobs import meta
 
 MOST_GROUPS = 2000  # the groups whose last run is oldest are forgotten
 _KEY = "user=? AND model=? AND script=? AND gpu=?"
@@ -37,6 +42,24 @@ def seen_runs(connection: sqlite3.Connection) -> dict[Group, Seen]:
     """Return the runs of all groups."""
     rows = connection.execute("SELECT user, model, script, gpu, count, peak_mib, runs FROM seen_runs")
     return {Group(*row[:4]): _seen(*row[4:]) for row in rows}
+
+
+def learned_of(connection: sqlite3.Connection) -> dict[str, Learned]:
+    """Return for each model that has run the number of its runs and their highest peak."""
+    rows = connection.execute("SELECT model, sum(count), max(peak_mib) FROM seen_runs GROUP BY model")
+    return {model: Learned(count, peak) for model, count, peak in rows}
+
+
+def with_learned(connection: sqlite3.Connection, table: ModelTable, spec: JobSpec | None = None) -> ModelTable:
+    """Return the model table with the runs of each model, if the setting `learn` of the scheduler is on.
+
+    ``spec``: the table is for this job; then it stays as it is if the job does not depend on what was learned.
+    """
+    model = model_in(words_of(spec)) if spec is not None and not spec.gpus else None
+    if spec is not None and (model is None or model in table.models):
+        return table
+    learn, _ = json.loads(meta(connection, "settings") or "{}").get("learn", (False, ""))
+    return replace(table, learned=learned_of(connection)) if learn else table
 
 
 def _seen(count: int, peak_mib: int | None, runs: str) -> Seen:
