@@ -107,14 +107,14 @@ class GpuHouse(House):
         """Return a job with its events."""
         return self.ask("show", str(job))
 
-    def waiting(self, job: int) -> Document:
-        """Wait until the scheduler has considered a job and lets it wait, and return the job. Raises Stuck."""
+    def waiting(self, job: int, code: str = "") -> Document:
+        """Wait until the scheduler lets a job wait (with this reason code, if one is given), and return it. Raises Stuck."""
 
         def look() -> Document | None:
             shown = self.show(job)
-            return shown if shown["reason_code"] not in (None, "new") else None
+            return shown if shown["reason_code"] not in (None, "new") and code in ("", shown["reason_code"]) else None
 
-        found: Document = self.wait(look, f"job {job} waiting with a reason")
+        found: Document = self.wait(look, f"job {job} waiting {code}".strip())
         return found
 
     def wait(self, found: Callable[[], Any], wanted: str) -> Any:
