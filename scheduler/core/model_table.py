@@ -190,13 +190,12 @@ def _learned(model: str, table: ModelTable, gpus: Collection[Gpu]) -> tuple[str,
     """Return the need of a model that is not in the table, and words about it; None: nothing is known, or not to be used."""
     if table.learned is None:
         return None
-    seen = table.learned.get(model)
-    peak = seen.peak_mib if seen is not None else None
-    found = suggestion(model, peak, gpus)
+    seen = table.learned.get(model, Learned(0, {}))
+    found, peak = suggestion(model, seen.peaks, gpus), seen.peak_mib
     if found is None:
         return None
     text = str(found.need)
-    if peak is None or seen is None:
+    if peak is None:
         return text, f"{text}, a guess from the size in its name (setting learn)"
     return text, f"{text}, learned from {seen.runs} run{'s' * (seen.runs != 1)} (at most {mib_text(peak)} of a GPU)"
 

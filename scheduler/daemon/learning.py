@@ -40,9 +40,8 @@ class Learning:
         """Add ended runs, which are stored already."""
         learned = self._context.learned
         for group, run in measured:
-            before = learned.get(group.model, Learned(0, None))
-            peaks = [peak for peak in (before.peak_mib, run.peak_mib) if peak is not None]
-            after = learned[group.model] = Learned(before.runs + 1, max(peaks, default=None))
+            before = learned.get(group.model, Learned(0, {}))
+            after = learned[group.model] = before.with_run(group.count, run.peak_mib)
             if self._context.config.learn and group.model not in self._context.table.models:
                 if self._suggested(group.model, before) != self._suggested(group.model, after):
                     self._changed[group.model] = None
@@ -50,7 +49,7 @@ class Learning:
     def _suggested(self, model: str, seen: Learned) -> list[ResourceRequest | None]:
         """Return the suggested need for each size of GPU: a job may be allowed to use some of them only."""
         each = {gpu.memory_mib: gpu for gpu in self._gpus()}
-        found = (suggestion(model, seen.peak_mib, [gpu]) for gpu in each.values())
+        found = (suggestion(model, seen.peaks, [gpu]) for gpu in each.values())
         return [one.need if one is not None else None for one in found]
 
     def step(self, now: Now) -> None:

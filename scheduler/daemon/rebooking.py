@@ -62,7 +62,7 @@ def update_needs(
 def _learned(table: ModelTable) -> list[list[object]] | None:
     if table.learned is None:
         return None
-    return sorted([model, seen.peak_mib or 0] for model, seen in table.learned.items())
+    return sorted([model, sorted(seen.peaks.items())] for model, seen in table.learned.items())
 
 
 def changed_needs(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:

@@ -321,8 +321,8 @@ def test_an_instance_of_unknown_size_does_not_matter_to_a_job_for_a_card() -> No
 )
 def test_a_model_that_the_table_does_not_know_gets_what_was_learned(model: str, need: str, words: str) -> None:
     learned = {
-        "seen": Learned(12, 31 * 1024), "seen-7b": Learned(1, 10 * 1024), "unmeasured-7b": Learned(3, None),
-        "known": Learned(9, 70 * 1024),
+        "seen": Learned(12, {1: 31 * 1024}), "seen-7b": Learned(1, {1: 10 * 1024}), "unmeasured-7b": Learned(3, {}),
+        "known": Learned(9, {1: 70 * 1024}),
     }  # fmt: skip
     table = ModelTable("1", {"known": "0.5"}, learned)
     gpus = [Gpu(0, "GPU-a", memory_mib=80 * 1024)]
