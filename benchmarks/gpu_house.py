@@ -55,8 +55,9 @@ class GpuHouse(House):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        with contextlib.suppress(Stuck):  # what still runs is killed below, with the supervisor
-            self.end_jobs()
+        if os.path.exists(self.store):
+            with contextlib.suppress(Stuck):  # the jobs also end by themselves, when the folder is removed
+                self.end_jobs()
         super().__exit__(kind, error, where)
 
     # -- jobs ---------------------------------------------------------------------------------------------

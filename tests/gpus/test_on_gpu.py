@@ -141,6 +141,19 @@ def test_the_page_of_the_project_has_a_place_for_the_figures() -> None:
     assert REAL_PART in changed and changed.partition(BEGIN)[0] == page.partition(BEGIN)[0]
 
 
+def test_the_page_names_all_packages_that_a_machine_without_a_network_needs() -> None:
+    """The packages in docs/gpu.md are the dependencies in pyproject.toml, except GPUtil, which has no wheel."""
+    listed = re.search(r"(?s)\ndependencies = \[(.*?)\n\]", (ROOT / "pyproject.toml").read_text())
+    assert listed
+    names = {name.lower() for name in re.findall(r'(?m)^ +"([\w-]+)', listed[1])} - {"gputil"}
+    lines = [line for line in (ROOT / "docs/gpu.md").read_text().splitlines() if "filelock" in line]
+    assert len(lines) == 2
+    for line in lines:
+        words = line[line.index("filelock") :].replace("'", "").split()
+        assert {re.split("[<>=]", word)[0] for word in words} == names
+        assert "typer<0.29" in line.replace(">=0.16,", "")
+
+
 # -- the job --------------------------------------------------------------------------------------------------
 
 
