@@ -128,6 +128,8 @@ def real_machine(folder: str, index: int | None, python: str) -> Machine:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TORCH_S)
     except subprocess.TimeoutExpired:
         raise NoGpu(f"{python} did not import torch within {TORCH_S:g} s") from None
+    except OSError as error:
+        raise NoGpu(f"cannot run {python}: {error.strerror}") from None
     if done.returncode == 0 and done.stdout.strip() == "True":
         return replace(made, backend="torch", environ={**made.environ, "ON_GPU_BACKEND": "torch"})
     return made
