@@ -127,8 +127,6 @@ def _raised(need: ResourceRequest, before: int, asked: int, wanted: int, sizes: 
 
 def memory_text(job: Job, failure: Failure) -> str:
     """Return a text such as ``asked 0.25 (20 GiB), peaked at 31 GiB``, for a job that ran out of GPU memory."""
-    if not job.need.count:
-        return "had no GPU"
     peak, asked = failure.peak_mib, failure.asked_mib
     if failure.oom == VICTIM:
         used = f"used {mib_text(peak)}" if peak else "used no more than it asked for"
@@ -136,7 +134,8 @@ def memory_text(job: Job, failure: Failure) -> str:
         return f"{used}{of}; other processes used the rest"
     size = f" ({mib_text(asked)})" if asked else ""
     by_memory = job.need.parts == BY_MEMORY and job.spec.vram_mib
-    parts = [f"asked {mib_text(job.spec.vram_mib or 0)}" if by_memory else f"asked {job.need}{size}"]
+    need = mib_text(job.spec.vram_mib or 0) if by_memory else f"{job.need}{size}"
+    parts = [f"asked {need}" if job.need.count else "had no GPU"]
     if peak:
         parts.append(f"peaked at {mib_text(peak)}")
     if failure.tried_mib:
