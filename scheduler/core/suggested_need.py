@@ -44,7 +44,10 @@ def suggestion(
 
     ``peak_mib``: the most MiB on one GPU that a job of the model was seen to use; None: never seen. ``before``: its need
     in the model table; the number of GPUs stays. The need is never below the highest peak that was seen.
+    For a model whose need is a MIG instance, nothing is suggested.
     """
+    if before is not None and before.instance:
+        return None
     sizes = [gpu.memory_mib for gpu in gpus if gpu.memory_mib and not gpu.profile]
     if not sizes:
         return None
