@@ -177,6 +177,7 @@ class SchedulerClient(CurvesClient):
         from scheduler.client import admission_checks
         from scheduler.core.command_limits import check_nodes
         from scheduler.core.model_table import need_of
+        from scheduler.store.seen_runs import with_learned
 
         if spec.arguments:
             check_nodes(spec.arguments)
@@ -198,7 +199,7 @@ class SchedulerClient(CurvesClient):
                     spec = replace(spec, env_file=self._keep_environment(environment))
                 gpus = rows.gpus(connection)
                 spec = admission_checks.with_memory(connection, gpus, spec)
-                need, notes = need_of(spec, table, gpus)
+                need, notes = need_of(spec, with_learned(connection, table, spec), gpus)
                 job = rows.insert(connection, spec, need, "", notes, time.time())
                 if job.need != ResourceRequest(0, 0):
                     admission_checks.check_possible(connection, gpus, job)
@@ -207,6 +208,13 @@ class SchedulerClient(CurvesClient):
         finally:
             database.close()
         return job
+
+    def learned_table(self, table: ModelTable) -> ModelTable:
+        """Return the model table with the runs of each model, if the setting `learn` is on."""
+        from scheduler.store.seen_runs import with_learned
+
+        with self._reading() as connection:
+            return with_learned(connection, table)
 
     def _admit(self, connection: sqlite3.Connection, spec: JobSpec) -> None:
         """Raise Refused if the user may not submit another job; a scheduler of one user has no such limit."""

@@ -93,9 +93,12 @@ def _process_of(pid: int | None, ticks: int) -> Process | None:
     return None if pid is None else Process(pid, ticks)
 
 
+_FINDING = tuple(one.name for one in fields(Failure))  # older rows have only the first five
+
+
 def _finding(job: Job) -> str:
     found = job.log_finding
-    return json.dumps([found.kind, found.line, found.hint, found.peak_mib, found.asked_mib]) if found else ""
+    return json.dumps([getattr(found, name) for name in _FINDING]) if found else ""
 
 
 def _finding_of(text: str) -> Failure | None:
