@@ -15,14 +15,17 @@ from scheduler.views import render, terminal
 if TYPE_CHECKING:
     from scheduler.views.documents import NeedsAppliedDocument, NeedsDocument, SuggestedNeed
 
-LONGEST_NAME = 48  # cells of the name of a model on a terminal
+WIDE = 120  # columns of a terminal on which names of models have more room
+LONGEST_NAME, SHORT_NAME = 48, 24  # cells of a name on a wide and on a narrow terminal
 HEAD = ("MODEL", "TABLE", "RUNS", "MAX", "P95", "LOAD", "TIME", "OOM", "SUGGESTED", "")
+LESS_NEEDED = ("TIME", "LOAD", "P95", "RUNS")
 MARK = "*"  # the suggestion differs from the table
 
 
 def needs_lines(rows: Sequence[Advice], path: str) -> list[str]:
     """Return the table of needs, and how to apply suggestions. ``path``: the model table; empty: none is read."""
-    table = render.table(HEAD, map(_cells, rows))
+    head, cells = _fitting(HEAD, [_cells(row) for row in rows])
+    table = render.table(head, cells)
     said = []
     if any(row.differs for row in rows):
         where = f"write it into {path}" if path else "write it into the model table"
@@ -36,10 +39,20 @@ def needs_lines(rows: Sequence[Advice], path: str) -> list[str]:
     return table
 
 
+def _fitting(head: Sequence[str], rows: Sequence[Sequence[object]]) -> tuple[list[str], list[list[object]]]:
+    """Return the table without the columns `LESS_NEEDED` that make it wider than the terminal; their order counts."""
+    left, most = list(range(len(head))), terminal.width()
+    widths = [max(terminal.cells(render.safe(row[place])) for row in (head, *rows)) for place in left]
+    for name in LESS_NEEDED:
+        if most is not None and sum(widths[place] + 2 for place in left) - 2 > most:
+            left.remove(head.index(name))
+    return [head[place] for place in left], [[row[place] for place in left] for row in rows]
+
+
 def _cells(row: Advice) -> tuple[object, ...]:
-    name = without_secrets(row.model) or '""'
+    name, most = without_secrets(row.model) or '""', terminal.width()
     return (
-        terminal.shortened(render.safe(name), LONGEST_NAME) if terminal.width() is not None else name,
+        name if most is None else terminal.shortened(render.safe(name), LONGEST_NAME if most >= WIDE else SHORT_NAME),
         row.table or "-", row.runs, _size(row.peak_mib), _size(row.p95_mib),
         "-" if row.load is None else f"{row.load:.0%}", "-" if row.wall_s is None else span_text(row.wall_s),
         row.out_of_memory, suggested_text(row.suggestion), MARK if row.differs else "",

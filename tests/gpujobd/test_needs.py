@@ -32,11 +32,16 @@ connection.close()
 """
 
 
-@pytest.fixture
-def seen(machine: Machine) -> Machine:
-    """Runs of ada and bob, and GPUs of a known size."""
+def record_runs(machine: Machine) -> None:
+    """Record runs of ada and bob, and give the GPUs a known size."""
     (store,) = machine.root("find", STATE, "-name", "store.db").out.split()
     machine.root(sys.executable, "-I", "-c", RUNS, store)
+
+
+@pytest.fixture
+def seen(machine: Machine) -> Machine:
+    """A machine with runs of ada and bob."""
+    record_runs(machine)
     return machine
 
 
