@@ -217,6 +217,43 @@ def web_pictures() -> None:
             lived.end()
 
 
+def card_picture() -> None:
+    """Write the picture of the card of a job that ran out of GPU memory, after a good run of the same script."""
+    from playwright.sync_api import expect, sync_playwright
+
+    from tests.web.browsing import chromium
+    from tests.web.failed_run import failed_run
+    from tests.web.page import Page
+
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+        folder, bookings = Path(name) / "runs", Path(name) / "bookings"
+        folder.mkdir(mode=0o700)
+        bookings.mkdir(mode=0o700)
+        os.environ["GPUJOB_BOOKINGS_FOLDER"] = str(bookings)
+        s = failed_run(folder)
+        page = Page(s).start()
+        flags = ["--no-sandbox"] if os.getuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--disable-gpu", *flags])
+        try:
+            tab = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
+            tab.goto(page.url)
+            tab.fill("input[name=token]", page.token)
+            tab.keyboard.press("Enter")
+            tab.wait_for_selector("#gpus")
+            tab.goto(page.url + "/jobs/2")
+            expect(tab.locator("#live")).to_have_text("live")
+            target = ROOT / "docs" / "pictures" / "failure-card.png"
+            box = tab.locator("#job-head").bounding_box()
+            assert box is not None
+            clip = {"x": box["x"] - 16, "y": box["y"] - 8, "width": box["width"] + 32, "height": box["height"] + 24}
+            target.write_bytes(packed(tab.screenshot(clip=clip, full_page=True)))
+            print(f"written: {target} ({target.stat().st_size >> 10} KiB)")
+        finally:
+            browser.close()
+            page.end()
+            s.end_all()
+
+
 def packed(png: bytes) -> bytes:
     """Return the PNG picture compressed with the highest level; browsers use a lower one."""
     at, out, data = 8, [png[:8]], b""
@@ -236,8 +273,11 @@ def packed(png: bytes) -> bytes:
 
 
 def main() -> None:
-    """Write all pictures; with the argument ``web``, only those of the web pages."""
+    """Write all pictures; with the argument ``web``, only those of the web pages, with ``card``, only that of a failure card."""
     sys.path.insert(0, str(ROOT))
+    card_picture()
+    if "card" in sys.argv[1:]:
+        return
     web_pictures()
     if "web" not in sys.argv[1:]:
         terminal_picture()

@@ -225,10 +225,35 @@ def why(job: str, *, json: bool = False, state_file: str | None = None, config: 
             lines = terminal.folded(f"job {number} is {state} on GPU {gpus}{node}", 2, state)
         for note in found.notes:
             lines += terminal.folded(f"  {render.safe(without_secrets(note))}", 4)
+        if found.failure is not None:
+            lines += _card(found)
         if found.state.ended and not found.succeeded and found.log:
             lines += _tail(found)
         print("\n".join(lines))
     return 0
+
+
+def _card(job: Job) -> list[str]:
+    """Return what is known of a failure besides its hint: class, cause, memory, and what differs from a good run."""
+    from scheduler.core.failure_card import failure_line
+    from scheduler.core.run_differences import difference_lines
+    from scheduler.views.job_facts import memory_text
+
+    found = job.failure
+    assert found is not None
+    first = failure_line(job)
+    line, memory = without_secrets(found.line), memory_text(found)
+    told = (
+        first,
+        line if line not in first else "",
+        found.error,
+        memory if "peaked" not in first else "",
+        *difference_lines(job),
+    )
+    lines: list[str] = []
+    for text in filter(None, told):
+        lines += terminal.folded(f"  {render.safe(without_secrets(text))}", 4)
+    return lines
 
 
 def _explained(client: SchedulerClient, job: Job) -> ExplanationDocument | None:

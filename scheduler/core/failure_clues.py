@@ -36,7 +36,7 @@ from scheduler.core.failure_signs import (
     Sign,
 )
 from scheduler.core.own_classes import holds, pieces_of
-from scheduler.core.traceback_text import FoundException, LogLine, LogText, read_log
+from scheduler.core.traceback_text import LONGEST_SHOWN, FoundException, LogLine, LogText, read_log
 
 NEAR_LINES = 6  # so many lines before a traceback, a line may tell its cause
 STILL_RUNNING = 4  # lines of progress after an error that show that the program handled it
@@ -157,6 +157,17 @@ def clues_in(tail: str) -> list[Clue]:
 def all_clues_in(tail: str) -> list[Clue]:
     """Return all clues in a log, also those of errors that the program handled."""
     return _all_clues(read_log(tail), tail)
+
+
+def last_error(tail: str) -> str:
+    """Return the last line of the last traceback in a log, such as ``ValueError: bad size``; empty if there is none.
+
+    Exceptions that only report another one are left out.
+    """
+    if "Traceback" not in tail and 'File "' not in tail:
+        return ""
+    found = [one.text for one in read_log(tail).exceptions if one.traced and not _WRAPPER.search(one.text)]
+    return found[-1][:LONGEST_SHOWN] if found else ""
 
 
 def _all_clues(log: LogText, tail: str) -> list[Clue]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from scheduler.core.allowed import Allowed
 from scheduler.core.gpu import ResourceRequest
+from scheduler.core.run_facts import RunFacts
 from scheduler.core.runner_kinds import RunnerKind, kind_of
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.shell_quoting import quoted
@@ -189,7 +190,8 @@ class Process:
 class Failure:
     """A cause of failure (`core/failure_classes.py`). ``kind``: one of our classes, or one of the user's.
 
-    ``line``: the line of the log that shows it; empty if the exit code or signal does. Sizes are MiB of one GPU.
+    ``line``: the line of the log that shows it, or the kernel's sentence; empty if the exit code or signal does. Sizes
+    are MiB of one GPU.
     """
 
     kind: str
@@ -202,6 +204,10 @@ class Failure:
     free_mib: int | None = None
     others_mib: int | None = None
     oom: str = ""  # whose fault a lack of GPU memory was: own, victim (`core/out_of_memory.py`); empty: another failure
+    error: str = ""  # the last line of the traceback, if it is not ``line``
+    good_run: int | None = None  # the job of the last good run of the same script; None: not known
+    good_at: float | None = None  # when that run ended, seconds since 1970
+    differs: tuple[str, ...] = ()  # what differs from it (`core/run_differences.py`), without secrets
 
 
 @dataclass(slots=True)
@@ -246,6 +252,7 @@ class Job:
     node: str = ""  # machine of a cluster that ran the current or last attempt; empty: this machine
     partition: str = ""  # partition of the cluster
     engine_job: str = ""  # the cluster's own id of this attempt
+    facts: RunFacts | None = None  # about the unfinished attempt, for a comparison with a good run
     # What the store has of this job (`store/job_columns.py: values_of`); None: unknown, as in a copy (`replace`).
     stored: tuple[Any, ...] | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -47,6 +47,7 @@ from scheduler.daemon.failure_diagnosis import with_causes, with_time_limits
 from scheduler.daemon.followed_files import FollowedFile, FollowedFiles
 from scheduler.daemon.ingest import IngestResult, Reader, machine_text
 from scheduler.daemon.journal_writer import JournalWriter
+from scheduler.daemon.kernel_kills import open_kernel_kills
 from scheduler.daemon.learning import Learning
 from scheduler.daemon.managed_gpus import ManagedGpus
 from scheduler.daemon.parts import Part
@@ -56,6 +57,7 @@ from scheduler.daemon.problems import Problems, passing
 from scheduler.daemon.program_lookup import ProgramLookup, UserProgramLookup
 from scheduler.daemon.rebooking import update_needs
 from scheduler.daemon.retention import Retention
+from scheduler.daemon.run_records import RunRecords
 from scheduler.daemon.shared_bookings import SharedBookings
 from scheduler.daemon.state_file import Edit
 from scheduler.daemon.state_writer import StateWriter, open_state_file
@@ -97,7 +99,9 @@ class Daemon:
         self.state: SchedulerState
         self.state_writer: StateWriter
         self._lookup = lookup
+        self._kernel_kills = None if context.shared else open_kernel_kills()
         self._preparer = LaunchPreparer(context, self._lookup, runner.name, limits)
+        self._records = RunRecords(context)
         self.messages = PassMessages(context)
         self.problems = Problems(context, runner)
         self.files = FollowedFiles(context, self._machine, self.problems.note)
@@ -206,8 +210,10 @@ class Daemon:
 
     def _with_causes(self, observations: list[Observation]) -> list[Observation]:
         """Add the causes of failures from logs; agents have done that already, with the rights of their users."""
-        add = with_time_limits if self._context.shared else with_causes
-        return add(self.state.live, observations, self._context.config.failure_classes or ())
+        own = self._context.config.failure_classes or ()
+        if self._context.shared:
+            return with_time_limits(self.state.live, observations, own)
+        return with_causes(self.state.live, observations, own, self._kernel_kills)
 
     def _unrecorded_end(self, job: Job) -> list[Observation]:
         """Return the observations of the job's attempt that are not recorded yet, if one of them ends the attempt.
@@ -353,10 +359,16 @@ class Daemon:
             news = [Arrived(job) for job in (*gathered.jobs, *gathered.changed)]
             if self._shares is not None:
                 self._shares.attach(self.state, connection, now)
+            if Ended in kinds:
+                observations = self._records.with_differences(
+                    connection, self.state.live, self.state.fleet.gpus, observations
+                )
             plan = self._decide([*observations, *news, *asked], now)
             if plan.starts:
                 db.check_in_place()  # start nothing that only a deleted store file records
             launches = self._preparer.prepare(plan, self.gpus.admission.ordinals(), now, self.state.bound_to)
+            self._records.note_starts(connection, plan.starts, self._lookup)
+            self._records.record(connection, plan, self.state.live, self.state.fleet.gpus)
             rows.save(connection, plan.changed.values())
             for job in plan.respecs.values():
                 rows.respec(connection, job)
@@ -382,6 +394,7 @@ class Daemon:
                 save_faults(connection, self.state.faults.values(), boot_id())
             if plan.starts:
                 crash_point("start.chosen")
+        self._records.recorded()
         self._open_ends = [one.end for one in self.state.open_ends.values()]
         self._learning.take(plan.measured)
         if self.journal is not None:

@@ -84,6 +84,7 @@ def observation_of(message: Any, uid: int, now: float) -> Observation | None:
                 told, kind=told.kind[:100], line=told.line[:LONGEST_TEXT], hint=told.hint[:LONGEST_TEXT],
                 peak_mib=_size(told.peak_mib), asked_mib=None, tried_mib=_size(told.tried_mib),
                 free_mib=_size(told.free_mib), others_mib=_size(told.others_mib), oom="",
+                error=told.error[:LONGEST_TEXT], good_run=None, good_at=None, differs=(),
             )  # fmt: skip
     if isinstance(found, Gone):
         changes.pop("key", None)

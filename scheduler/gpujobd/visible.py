@@ -74,7 +74,8 @@ def as_seen_by(caller: Caller | None, hide_commands: bool) -> Callable[[Job], Jo
             arguments=tuple(words_without_secrets(spec.arguments)), label=without_secrets(spec.label),
         )  # fmt: skip
         if may(caller, right, spec.uid):
-            return replace(job, spec=spec, argv=tuple(words_without_secrets(job.argv)))
+            found = job.log_finding and replace(job.log_finding, good_run=None, good_at=None, differs=())
+            return replace(job, spec=spec, argv=tuple(words_without_secrets(job.argv)), facts=None, log_finding=found)
         kind = {"script": HIDDEN_COMMAND} if spec.is_script else {"arguments": (HIDDEN_COMMAND,)}
         spec = replace(spec, script="", arguments=(), label="", cwd="", conda_env="", info="", origin="", log_dir="",
                        log_name="", source="submit")  # fmt: skip
@@ -87,6 +88,7 @@ def as_seen_by(caller: Caller | None, hide_commands: bool) -> Callable[[Job], Jo
             interpreter="",
             session=None,
             log_finding=None,
+            facts=None,
             notes=(),
             identity="",
             reason=REASON_CODES.get(job.reason_code, ""),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scheduler.core.endings import ended_by_request, reached_time_limit
 from scheduler.core.failure_classes import classify, warning_in
+from scheduler.core.failure_clues import last_error
 from scheduler.core.failure_signs import INTERRUPTED, KILLED
 from scheduler.core.job import Failure, Job
 from scheduler.core.log_names import errors_of
@@ -28,7 +30,8 @@ def log_finding_of(job: Job, exit_code: int | None, signal: int | None, own: Seq
     found = classify(tail, job.need, exit_code, signal, timed_out=reached_time_limit(job), own=own)
     if found is not None and found.kind in (INTERRUPTED, KILLED) and ended_by_request(job):
         return None  # the signal came from the scheduler
-    return found
+    error = last_error(tail) if found is not None else ""
+    return replace(found, error=error) if found is not None and error and error != found.line else found
 
 
 def _end_of(job: Job) -> str:

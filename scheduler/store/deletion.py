@@ -14,6 +14,7 @@ from scheduler.core.job import ENDED, Job
 from scheduler.core.log_names import errors_of, logs_of
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
+from scheduler.store.good_runs import forget_job
 from scheduler.store.migrations import ENDING
 from scheduler.store.paths import Places
 from scheduler.system.crash_points import crash_point
@@ -134,6 +135,7 @@ def _forget(connection: sqlite3.Connection, number: int) -> float:
     )
     connection.execute("DELETE FROM events WHERE job=?", (number,))
     connection.execute("DELETE FROM jobs WHERE id=?", (number,))
+    forget_job(connection, number)
     if job.spec.env_file:
         rows.set_meta(connection, UNSWEPT, str(number))
     return -math.inf if job.finished_at is None else job.finished_at

@@ -16,6 +16,7 @@ from scheduler.core.allowed import Allowed, allowed_text, parse_allowed
 from scheduler.core.errors import Damaged, SchedulerError
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import HOLDING, Failure, Job, JobSpec, JobState, Outcome, Process
+from scheduler.store.run_facts import facts_of, facts_text
 
 # Values of `Column.when`: when a column is written.
 ONCE = "once"  # when the job is inserted
@@ -93,7 +94,9 @@ def _process_of(pid: int | None, ticks: int) -> Process | None:
     return None if pid is None else Process(pid, ticks)
 
 
-_FINDING = tuple(one.name for one in fields(Failure))  # older rows have only the first five
+_FINDING = tuple(
+    one.name for one in fields(Failure)
+)  # a new field goes to the end: older rows have only the first ones
 
 
 def _finding(job: Job) -> str:
@@ -102,7 +105,11 @@ def _finding(job: Job) -> str:
 
 
 def _finding_of(text: str) -> Failure | None:
-    return Failure(*json.loads(text)) if text else None
+    if not text:
+        return None
+    values = json.loads(text)
+    given: list[Any] = [tuple(value) if isinstance(value, list) else value for value in values]
+    return Failure(*given)
 
 
 def _outcome_of(text: str | None) -> Outcome | None:
@@ -168,6 +175,7 @@ COLUMNS: tuple[Column, ...] = (
     _plain("gpu_retries", "INTEGER NOT NULL DEFAULT 0", when=LATER, since=12),
     Column(name="need_profile", sql="TEXT NOT NULL DEFAULT ''", write="need.profile", made_from="need", since=13),
     Column(name="link", sql="TEXT NOT NULL DEFAULT ''", write="spec.link", when=SPEC, since=13),
+    Column(name="facts", sql="TEXT NOT NULL DEFAULT ''", write=lambda job: facts_text(job.facts), field="facts", read=facts_of, when=LATER, since=15),
 )  # fmt: skip
 
 

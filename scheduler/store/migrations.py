@@ -165,9 +165,19 @@ CREATE TABLE seen_runs (
 ) WITHOUT ROWID;
 """
 
+# The last good run of each script (core/run_facts.py), and the sets that runs name: variable → hash, package → version.
+# Step 15 also adds the column `facts` of the jobs.
+_GOOD_RUNS = """
+CREATE TABLE good_runs (
+    script TEXT PRIMARY KEY, job INTEGER NOT NULL, at REAL NOT NULL, environment TEXT NOT NULL, packages TEXT NOT NULL, run TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX good_runs_job ON good_runs (job);
+CREATE TABLE fact_sets (id TEXT PRIMARY KEY, items TEXT NOT NULL) WITHOUT ROWID;
+"""
+
 STEPS = (
     _FIRST, _READINGS, _OLD_LOGS, _COUNTS, _CALLS, _TALLIES, _EVENT_NAMES, _QUEUE, _NODES, "", _USERS, _FAULTS, _LINKS,
-    _SEEN_RUNS,
+    _SEEN_RUNS, _GOOD_RUNS,
 )  # fmt: skip
 VERSION = len(STEPS)
 

@@ -58,8 +58,8 @@ Log = Annotated[Optional[str], Field("Absolute path of the log of the last attem
 FailureDocument = TypedDict(
     "FailureDocument",
     {
-        "class": Annotated[str, Field("Class of the failure: one of docs/failures.md, or one of the setting failure_classes.")],
-        "line": Annotated[str, Field("The line of the log that shows the failure (at most 300 characters); empty if the exit code or signal does.")],
+        "class": Annotated[str, Field("Class of the failure: one of docs/failures.md, or one of the setting failure_classes; `unknown` if only what differs from the last good run is known.")],
+        "line": Annotated[str, Field("The line of the log that shows the failure, or the sentence of the kernel that ended the job (at most 300 characters); empty if the exit code or signal does.")],
         "hint": Annotated[str, Field("Advice on how to fix the failure, as a sentence.")],
         "peak_memory": Annotated[Bytes, Field("Highest measured memory use on one GPU, in bytes; null if not measured.")],
         "asked_memory": Annotated[
@@ -73,6 +73,9 @@ FailureDocument = TypedDict(
             Optional[Literal["own", "victim"]],
             Field("If GPU memory ran out: own (it needed more than it asked for) or victim (others used its memory); else null."),
         ],
+        "error": Annotated[Optional[str], Field("Last line of the traceback (at most 300 characters), if it is not `line`; else null.")],
+        "good_run": Annotated[Optional[int], Field("Id of the job that was the last good run of the same script (exit code 0); null if none is known.")],
+        "differs": Annotated[list[str], Field("What differs from the last good run, as sentences; empty if nothing does, or if nothing was compared.")],
     },
 )  # fmt: skip
 WhyFailed = Annotated[

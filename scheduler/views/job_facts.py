@@ -9,6 +9,7 @@ from scheduler.core.allowed import allowed_text
 from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import Failure, Job, JobSpec
 from scheduler.core.log_names import stderr_log
+from scheduler.core.run_differences import differences_of, since_good_run
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.shell_quoting import joined
 from scheduler.core.topology import link_of
@@ -65,8 +66,11 @@ def job_facts(job: Job) -> list[Fact]:
         ("info", spec.info, False),
         ("class", job.failure.kind if job.failure else "", False),
         ("failure", job.failure.line if job.failure else "", True),
-        ("memory", _memory(job.failure) if job.failure else "", False),
+        ("error", job.failure.error if job.failure else "", True),
+        ("memory", memory_text(job.failure) if job.failure else "", False),
         ("hint", job.failure.hint if job.failure else "", False),
+        ("good run", since_good_run(job), False),
+        *(("differs", text, False) for text in differences_of(job)),
         ("warning", f"from its log: {job.log_finding.line}" if job.succeeded and job.log_finding else "", False),
         *(("note", note, False) for note in job.notes),
     ]  # fmt: skip
@@ -86,7 +90,7 @@ def _as_written(job: Job) -> str:
     return spec.shell_text or joined(words_without_secrets(spec.arguments))
 
 
-def _memory(failure: Failure) -> str:
+def memory_text(failure: Failure) -> str:
     """Return a text about the GPU memory of a failed job; empty if nothing is known.
 
     The text says how much memory the job asked for, and the largest amount that it was seen to use.

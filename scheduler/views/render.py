@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from scheduler.client.overview import GpuView, Overview, words_run
 from scheduler.core.allowed import allowed_text, names_nodes
+from scheduler.core.failure_card import failure_line
 from scheduler.core.gpu import WHOLE, gpu_ids_text
 from scheduler.core.job import ENDED, Failure, Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
@@ -86,6 +87,9 @@ def failure_json(failure: Failure) -> FailureDocument:
         "tried_memory": _bytes(failure.tried_mib),
         "others_memory": _bytes(failure.others_mib),
         "oom": cast("Literal['own', 'victim']", failure.oom) if failure.oom else None,
+        "error": without_secrets(failure.error) or None,
+        "good_run": failure.good_run,
+        "differs": [without_secrets(text) for text in failure.differs],
     }
 
 
@@ -256,7 +260,7 @@ def jobs_lines(jobs: Sequence[Job], reasons: Mapping[int, Reason], now: float) -
     rows = [
         (
             job.id, job.state.value, how_it_ended(job), job.priority, job.spec.shown_words(), job.need,
-            gpus_text(job), run_time(job, now), reason_text(reasons.get(job.id)),
+            gpus_text(job), run_time(job, now), _told(reasons.get(job.id), job),
         )
         for job in jobs
     ]  # fmt: skip
@@ -274,6 +278,11 @@ def _jobs_table(head: Sequence[str], rows: Iterable[Sequence[object]], jobs: Seq
 def reason_text(reason: Reason | None) -> str:
     """Return code and sentence of a reason to wait, "" without a reason."""
     return "" if reason is None else f"{reason.code}: {reason.sentence}"
+
+
+def _told(reason: Reason | None, job: Job) -> str:
+    """Return why a job waits, and why it or its earlier attempt failed."""
+    return "; ".join(filter(None, (reason_text(reason), failure_line(job))))
 
 
 def status_lines(
@@ -327,7 +336,14 @@ def status_lines(
     if waiting:
         waiting.sort(key=lambda job: job.turn)
         waiting_rows = [
-            (job.id, job.priority, job.spec.shown_words(), job.need, _allowed(job), _why(view.reasons.get(job.id)))
+            (
+                job.id,
+                job.priority,
+                job.spec.shown_words(),
+                job.need,
+                _allowed(job),
+                _told(view.reasons.get(job.id), job),
+            )
             for job in waiting
         ]
         waiting_head = ("WAITING", "PRIORITY", "NAME", "NEED", "ALLOWED", "REASON")
@@ -338,19 +354,16 @@ def status_lines(
             lines += terminal.folded(shown(more), 2)
     ended = [job for job in view.jobs if job.state.ended][:MOST_ENDED]
     if ended:
-        rows_ = [
-            (
-                job.id,
-                job.state.value,
-                how_it_ended(job),
-                job.spec.shown_words(),
-                gpus_text(job),
-                run_time(job, now),
-                near(job.log),
-            )
+        ended_head: tuple[str, ...] = ("ENDED", "STATE", "HOW", "NAME", "GPU", "TIME", "LOG")
+        ended_rows: list[Sequence[object]] = [
+            (job.id, job.state.value, how_it_ended(job), job.spec.shown_words(), gpus_text(job), run_time(job, now), near(job.log))
             for job in ended
-        ]
-        lines += ["", *_jobs_table(("ENDED", "STATE", "HOW", "NAME", "GPU", "TIME", "LOG"), rows_, ended)]
+        ]  # fmt: skip
+        causes = [failure_line(job) for job in ended]
+        if any(causes):
+            ended_head = (*ended_head, "")
+            ended_rows = [(*row, cause) for row, cause in zip(ended_rows, causes, strict=True)]
+        lines += ["", *_jobs_table(ended_head, ended_rows, ended)]
         older = sum(view.counts.get(state.value, 0) for state in ENDED) - len(ended)
         if older > 0:
             lines += terminal.folded(shown(f"… and {older} more: gpujob jobs"), 2)
@@ -442,7 +455,3 @@ def _ids(jobs: Sequence[int]) -> str:
 
 def _allowed(job: Job) -> str:
     return "any" if job.allowed is None else allowed_text(job.allowed)
-
-
-def _why(reason: Reason | None) -> str:
-    return f"{reason.code}: {reason.sentence}" if reason else ""

@@ -154,6 +154,7 @@ def _job(ask: Ask) -> Response:
         job=job,
         row=view_models.row(job, reason, view_models.in_need(view).get(job.id, ())),
         reason=reason,
+        card=view_models.failure_card(job),
         facts=view_models.facts(job),
         parents=[(number, parents.get(number), number in job.spec.after_ok) for number in
                  dict.fromkeys((*job.spec.after, *job.spec.after_ok))],

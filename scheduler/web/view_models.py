@@ -13,10 +13,11 @@ from scheduler.core.gpu import WHOLE, gpu_ids_text, named_gpus
 from scheduler.core.job import Event, Job, JobState, Reason
 from scheduler.core.job_text import ending, how_it_ended, job_name, sentence
 from scheduler.core.offered_requests import CANCEL, EDIT, FIRST, QUEUE_RESUME, RELEASE, RESUME, OfferedRequest
+from scheduler.core.run_differences import differences_of, since_good_run
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import mib_text
 from scheduler.core.usage_report import AttemptUse
-from scheduler.views.job_facts import Fact, job_facts
+from scheduler.views.job_facts import Fact, job_facts, memory_text
 from scheduler.views.nodes import NodeView, nodes_of
 from scheduler.views.predictions import offered_json
 from scheduler.web.timeline import Run
@@ -216,7 +217,36 @@ def memory_parts(gpu: GpuView) -> dict[str, float] | None:
 # -- one job ----------------------------------------------------------------------------------------------
 
 
-SHOWN_ABOVE = frozenset({"failure", "hint", "note", "attempt"})  # facts that are shown elsewhere on the page of a job
+SHOWN_ABOVE = frozenset(
+    {"class", "failure", "error", "hint", "memory", "good run", "differs", "note", "attempt"}
+)  # facts that are shown elsewhere on the page of a job
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCard:
+    """The card about the failure of a job. Of its memory: text, parts in per cent of the larger of both sizes.
+
+    ``good_job``: id of another job that was the last good run of the same script; None: none is known, or an earlier attempt of this job.
+    """
+
+    memory: str
+    asked: float | None
+    peak: float | None
+    good_job: int | None
+    since: str
+    differs: Sequence[str]
+
+
+def failure_card(job: Job) -> FailureCard | None:
+    """Return the card about the failure of a job; None if it has no known failure."""
+    found = job.failure
+    if found is None:
+        return None
+    sizes = (found.asked_mib, found.peak_mib)
+    most = max((size for size in sizes if size), default=0)
+    asked, peak = (100 * size / most if size and all(sizes) else None for size in sizes)
+    good = found.good_run if found.good_run != job.id else None
+    return FailureCard(memory_text(found), asked, peak, good, since_good_run(job), differences_of(job))
 
 
 def facts(job: Job) -> list[Fact]:

@@ -18,6 +18,7 @@ from scheduler.core.job import Event, Failure, Holding, Job, JobSpec, JobState, 
 from scheduler.core.observations import Asked
 from scheduler.core.placement_class import class_of
 from scheduler.core.requests import Answer, Cancel, Pause, PauseQueue, Request, Requeue, Resume
+from scheduler.core.run_facts import Code, RunFacts
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
@@ -119,7 +120,28 @@ CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "stop_at": st.none() | TIMES,
     "held": st.booleans(),
     "notes": st.lists(ANY_TEXT, max_size=3).map(tuple),
-    "log_finding": st.none() | st.builds(Failure, TEXT, ANY_TEXT, TEXT, MIB, MIB),
+    "log_finding": st.none()
+    | st.builds(
+        Failure,
+        TEXT,
+        ANY_TEXT,
+        TEXT,
+        MIB,
+        MIB,
+        TEXT,
+        ANY_TEXT,
+        MIB,
+        st.none() | TIMES,
+        st.lists(ANY_TEXT, max_size=3).map(tuple),
+    ),
+    "facts": st.none()
+    | st.builds(
+        RunFacts,
+        TEXT,
+        st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple),
+        TEXT,
+        st.none() | st.builds(Code, ANY_TEXT, st.integers(0, 10**9), TEXT, TEXT),
+    ),
 }
 
 

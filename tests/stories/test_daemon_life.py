@@ -349,7 +349,7 @@ def test_h15_an_upgrade_keeps_waiting_jobs_and_adopts_running_jobs(scheduler):
     store.executescript(
         "DROP TABLE tallies; DROP TABLE calls; DROP TRIGGER jobs_added; DROP TRIGGER jobs_moved; DROP TRIGGER jobs_removed; DROP TABLE counts;"
         "DROP INDEX jobs_in_hand; DROP INDEX line_counts_repeated; DROP INDEX jobs_queue; DROP INDEX jobs_users;"
-        "DROP TABLE readings; DROP TABLE old_logs; DROP TABLE gpu_faults; DROP TABLE seen_runs; DROP INDEX jobs_dependents; DROP INDEX jobs_ending;"
+        "DROP TABLE readings; DROP TABLE old_logs; DROP TABLE gpu_faults; DROP TABLE seen_runs; DROP TABLE good_runs; DROP TABLE fact_sets; DROP INDEX jobs_dependents; DROP INDEX jobs_ending;"
         + "".join(f"ALTER TABLE jobs DROP COLUMN {column.name};" for column in COLUMNS if column.since > 1)
         + "".join(f"ALTER TABLE gpus DROP COLUMN {name};" for name in ("node", "partition", "links", "profile"))
         + "PRAGMA user_version=1;"

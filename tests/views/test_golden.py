@@ -130,7 +130,7 @@ def house() -> Iterator[House]:
     s.environ.pop("NO_COLOR", None)
     (folder / "train.py").write_text("print('epoch 1')\n")
     (folder / "bad.py").write_text(
-        "print('加载 model')\nprint('no such layer: \\x1b[31mhead\\x1b[0m')\nraise SystemExit(3)\n"
+        "print('加载 model')\nprint('no such layer: \\x1b[31mhead\\x1b[0m')\nprint('ModuleNotFoundError: No module named apex')\nraise SystemExit(3)\n"
     )
     (folder / "long.py").write_text("import os, time\nwhile os.path.exists('hold-run'): time.sleep(0.05)\n")
     s.hold("run")

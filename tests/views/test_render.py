@@ -186,6 +186,7 @@ def test_an_ended_job_in_json_has_outcome_exit_code_times_and_failure() -> None:
     assert value["failure"] == {
         "class": "oom", "line": "CUDA out of memory", "hint": "ask for more", "peak_memory": 3 << 20, "asked_memory": 4 << 20,
         "tried_memory": None, "others_memory": 5 << 20, "oom": "victim",
+        "error": None, "good_run": None, "differs": [],
     }  # fmt: skip
     assert value["finished_at"] == "1970-01-01T00:00:03.000Z"
 

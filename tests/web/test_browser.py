@@ -495,6 +495,33 @@ def test_every_page_fits_both_widths_in_both_colour_schemes(lab: Lab) -> None:
     lab.let_end("pictures")
 
 
+def test_the_card_of_a_failed_job_tells_what_differs(lab: Lab) -> None:
+    """The card shows class, cause, hint and differences, links to the good run, and fits a narrow dark screen."""
+    script = lab.folder / "card.py"
+    script.write_text("import sys\nif '--bad' in sys.argv: raise ValueError('no such split: ' + 'x' * 200)\n")
+    s = lab.page.scheduler
+    good, bad = (int(s.cli("submit", "--", "python", "card.py", *more).stdout) for more in ((), ("--bad",)))
+    s.wait_state(good, "done")
+    s.wait_state(bad, "failed")
+    if s.job(bad)["failure"]["good_run"] != good:  # both ran at the same time
+        bad = int(s.cli("submit", "--", "python", "card.py", "--bad").stdout)
+        s.wait_state(bad, "failed")
+    for width, scheme in ((390, "dark"), (1360, "light")):
+        with lab.tab(f"/jobs/{bad}", viewport={"width": width, "height": 844}, color_scheme=scheme) as tab:
+            card = tab.locator("#failure")
+            for text in (
+                "Why it failed: traceback",
+                "ValueError: no such split",
+                "What to do:",
+                "arguments: added --bad",
+            ):
+                expect(card).to_contain_text(text)
+            assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            card.get_by_role("link", name=f"job {good}, the last good run").click()
+            expect(tab.locator("#job-head")).to_contain_text(f"Job {good}")
+            expect(tab.locator("#failure")).to_have_count(0)
+
+
 def test_s19_user_texts_are_never_parsed_as_html(lab: Lab) -> None:
     """S19: Hostile texts create no element and run no script.
 

@@ -418,7 +418,7 @@ def _rendered(text: str, state: JobState) -> str:
     job = a_job(
         1, "0.5", state=state, arguments=(text, "end"), script="/data/a.py", label=text, conda_env=text, info=text, origin=text,
         notes=(text,), interpreter=text, cwd=text,
-        **{**STATES[state], "log_finding": Failure("oom", text, text) if state is JobState.FAILED else None},
+        **{**STATES[state], "log_finding": Failure("oom", text, text, 3, 2, "", text, 2, 1.0, (text,)) if state is JobState.FAILED else None},
     )  # fmt: skip
     reason = Reason(text, text) if state is JobState.PENDING else None
     moment = Moment(NOW + 90, NOW + 60, None)
@@ -428,7 +428,7 @@ def _rendered(text: str, state: JobState) -> str:
     explanation = Explanation(1, 2, (Holder(0, (3,), 1.0, NOW + 90),), expected, (offered,))
     return rendering.render(
         "job.html", now=NOW, nonce="", folder="/data", machine="m", here="", job=job, row=view_models.row(job, reason), reason=reason,
-        facts=view_models.facts(job), parents=[(2, job, True)], children=[job], attempts=(),
+        card=view_models.failure_card(job), facts=view_models.facts(job), parents=[(2, job, True)], children=[job], attempts=(),
         story=view_models.story(job, [Event(1, NOW, "missing", {"why": text})]), lines=["a line", text], log_trouble=text, charts=[], alive=True,
         waited_s=1.0, never_ran=view_models.never_ran(job), no_readings=view_models.why_no_readings(job, 0, frozenset()), commands=view_models.without_scripts(job),
         waits=state is JobState.PENDING, explanation=explanation, offers=view_models.offer_rows(job, explanation.offers, view), expected=expected,
