@@ -287,6 +287,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--gpu", type=int, metavar="N", help="index of the GPU [the last one]")
     parser.add_argument("--python", default=sys.executable, metavar="PATH", help="interpreter of the jobs [this one]")
     given = parser.parse_args(words)
+    if shutil.which(given.python) is None:
+        parser.error(f"no program {given.python}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SystemExit ends all that was started
     page = given.out or ("" if given.stub else PAGE)
     folder = tempfile.mkdtemp(prefix="gpujob-on-gpu-")
