@@ -89,7 +89,7 @@ def add(
             f"cannot write this job as a line: {line} would be read as a different job",
             do="submit it: gpujob submit -- COMMAND",
         )
-    need, _ = need_of(parsed.spec, model_table_for(client, config, warn), client.gpus())
+    need, _ = need_of(parsed.spec, client.learned_table(model_table_for(client, config, warn)), client.gpus())
     fleet = client.fleet()
     if fleet is not None:
         kind = class_for(need, parsed.spec.allowed, parsed.spec)

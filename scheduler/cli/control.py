@@ -121,7 +121,9 @@ def edit(
     for name in PATH_FIELDS.intersection(changes):
         if changes[name]:
             changes[name] = os.path.abspath(os.path.expanduser(changes[name]))
-    needs = needs_after(client.states(ids), changes, lambda: model_table_for(client, config, warn), client.gpus)
+    needs = needs_after(
+        client.states(ids), changes, lambda: client.learned_table(model_table_for(client, config, warn)), client.gpus
+    )
     return _ask(found, config, Edit(ids, changes, needs))
 
 

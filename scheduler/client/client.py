@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from scheduler.client.curves import CurvesClient
 from scheduler.core.errors import NoDaemon, NotAsked, NotFound, SchedulerError, UsageError, did_you_mean
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import HOLDING, Event, Job, JobSpec, JobState, Reason
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from scheduler.client.outlook import Explanation, Outlook
     from scheduler.client.overview import Overview, Watch
     from scheduler.client.who import UserUse
-    from scheduler.core.history import GpuSample, JobSample, PauseSpan
     from scheduler.core.model_table import ModelTable
     from scheduler.core.placement import Fleet
     from scheduler.core.requests import Answer, Request
@@ -55,7 +55,7 @@ class QueueFull(SchedulerError):
     """Raised by `submit` if as many jobs as ``most`` allows are already waiting or running."""
 
 
-class SchedulerClient:
+class SchedulerClient(CurvesClient):
     """Gives user interfaces access to one scheduler. The path of its state file identifies the scheduler."""
 
     shared = False  # True: the scheduler of all users (`system_client.py`)
@@ -176,6 +176,7 @@ class SchedulerClient:
         from scheduler.client import admission_checks
         from scheduler.core.command_limits import check_nodes
         from scheduler.core.model_table import need_of
+        from scheduler.store.seen_runs import with_learned
 
         if spec.arguments:
             check_nodes(spec.arguments)
@@ -197,7 +198,7 @@ class SchedulerClient:
                     spec = replace(spec, env_file=self._keep_environment(environment))
                 gpus = rows.gpus(connection)
                 spec = admission_checks.with_memory(connection, gpus, spec)
-                need, notes = need_of(spec, table, gpus)
+                need, notes = need_of(spec, with_learned(connection, table, spec), gpus)
                 job = rows.insert(connection, spec, need, "", notes, time.time())
                 if job.need != ResourceRequest(0, 0):
                     admission_checks.check_possible(connection, gpus, job)
@@ -206,6 +207,13 @@ class SchedulerClient:
         finally:
             database.close()
         return job
+
+    def learned_table(self, table: ModelTable) -> ModelTable:
+        """Return the model table with the runs of each model, if the setting `learn` is on."""
+        from scheduler.store.seen_runs import with_learned
+
+        with self._reading() as connection:
+            return with_learned(connection, table)
 
     def _admit(self, connection: sqlite3.Connection, spec: JobSpec) -> None:
         """Raise Refused if the user may not submit another job; a scheduler of one user has no such limit."""
@@ -533,47 +541,6 @@ class SchedulerClient:
         """Return when the oldest known job was submitted (seconds since 1970); None if there is no job."""
         with self._reading() as connection:
             return rows.first_submitted(connection)
-
-    # -- curves -------------------------------------------------------------------------------------------
-
-    def gpu_history(self, since: float, until: float, step_s: float) -> dict[int, list[GpuSample]]:
-        """Return GPU index → its samples between ``since`` and ``until`` (seconds since 1970); see `core/history.py`.
-
-        Each sample is a mean over ``step_s`` seconds or more.
-        """
-        from scheduler.store.history_db import gpu_history
-
-        return gpu_history(self.places.history, since, until, step_s, time.time())
-
-    def job_history(self, job: int) -> dict[int, list[JobSample]]:
-        """Return attempt number → samples of the GPU memory and load of that attempt."""
-        from scheduler.store.history_db import job_history
-
-        return job_history(self.places.history, job)
-
-    def pause_spans(self, since: float, until: float) -> list[PauseSpan]:
-        """Return the pauses of GPUs and of the queue that overlap ``since`` to ``until`` (seconds since 1970)."""
-        from scheduler.store.history_db import pauses
-
-        return pauses(self.places.history, since, until)
-
-    def ticks(self) -> tuple[dict[str, float], float] | None:
-        """Return a histogram of the durations of passes, and the sum of these durations in seconds.
-
-        The histogram maps each bucket of durations to the number of passes. Returns None if there is no readable
-        history.
-        """
-        from scheduler.store.history_db import ticks
-
-        return ticks(self.places.history)
-
-    def tallies(self) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-        """Return the counters (`core/counters.py`), and reason code → number of waiting jobs."""
-        from scheduler.store.counters import tallies
-
-        with self._reading() as connection:
-            blocked = json.loads(rows.meta(connection, rows.BLOCKED) or "{}")
-            return tallies(connection), {str(code): int(number) for code, number in blocked.items()}
 
     def submission_place(self) -> tuple[str, Mapping[str, str]] | None:
         """Return folder and variables for jobs that are submitted on the page; None: those of the page's process."""

@@ -29,6 +29,7 @@ from scheduler.environments.resolve import Environments, Missing
 from scheduler.store import jobs as rows
 from scheduler.store.database import NothingYet, open_for_reading, trouble
 from scheduler.store.paths import Places
+from scheduler.store.seen_runs import with_learned
 
 BUDGET_S = 1.0  # for the prediction
 ABOUT_OTHERS = frozenset({CANCEL, RESUME, QUEUE_RESUME})  # verbs that do not name the job that is to start
@@ -121,7 +122,7 @@ def _decided(
     check_parents(connection, spec)
     gpus = rows.gpus(connection)
     spec = booking_memory(spec, config.min_free_mem_mb or 0, read=any(gpu.memory_mib for gpu in gpus))
-    need, notes = need_of(spec, table, gpus)
+    need, notes = need_of(spec, with_learned(connection, table, spec), gpus)
     number = rows.last_id(connection) + 1
     job = Job(
         number, spec, need, order=number, priority=spec.priority, allowed=spec.allowed, submitted_at=now.wall, held=spec.hold

@@ -510,6 +510,18 @@ class Admission:
         used = self.measured.get(key)
         return None if used is None else used.peak_mib
 
+    def others_mib(self, index: int, key: str) -> int | None:
+        """Return the MiB of a GPU in use by all but one attempt at its last reading, with the driver's; None: unknown."""
+        card = self.cards.get(index)
+        if card is None or card.reading is None or card.reading.memory_used_mib is None or key not in card.own:
+            return None
+        return max(0, int(card.reading.memory_used_mib - card.own[key]))
+
+    def capacity_mib(self, index: int) -> int | None:
+        """Return the MiB of a GPU without those that the driver and a display use; None if it was not read."""
+        card = self.cards.get(index)
+        return None if card is None or card.reading is None or not card.reading.memory_total_mib else card.capacity_mib
+
     def has_room(self, index: int, parts: int, vram_mib: int) -> bool:
         """Return whether the GPU has enough memory left for the job; True if its memory is not known.
 

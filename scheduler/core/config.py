@@ -408,6 +408,11 @@ class Config:
     oom_retries: int = _option(
         2, _whole(0), "how often a job that ran out of GPU memory is run again with a larger share; 0: never", "N", reload=True
     )
+    learn: bool = _option(
+        False, _flag,
+        "models that are not in the model table get the need that their earlier runs suggest, or one guessed from the size in "
+        "their name, instead of default_requirement (docs/needs.md)", "BOOL", reload=True
+    )
     kill_grace: float = _option(15.0, _seconds, "time between SIGTERM and SIGKILL", "S", reload=True)
     failure_classes: tuple[OwnClass, ...] | None = _option(
         None, read_own_classes,

@@ -19,11 +19,13 @@ from scheduler.core.gpu import WHOLE, ResourceRequest, ids_of
 from scheduler.core.gpu_faults import fault_of
 from scheduler.core.gpu_notices import judge_gpus, take_memory_errors, take_xids
 from scheduler.core.handle_requests import answer
-from scheduler.core.job import TICKS_A_SECOND, Event, Failure, Holding, Job, JobState, Outcome, Process
+from scheduler.core.job import TICKS_A_SECOND, Event, Holding, Job, JobState, Outcome, Process
 from scheduler.core.job_text import UNDYING, during_run, where_it_runs
 from scheduler.core.launch import GPU_PLACEHOLDER
 from scheduler.core.learned_needs import DONE, OTHERWISE, Run, group_of
 from scheduler.core.measured_use import MeasuredUse
+from scheduler.core.memory_at_end import with_memory
+from scheduler.core.model_table import sizes_for
 from scheduler.core.neighbours import Neighbours
 from scheduler.core.observations import (
     Arrived,
@@ -42,6 +44,7 @@ from scheduler.core.observations import (
     Started,
     Unclaimed,
 )
+from scheduler.core.out_of_memory import OWN, demand_of
 from scheduler.core.placement_class import PlacementClass, class_of
 from scheduler.core.scheduler_state import OpenEnd, SchedulerState
 from scheduler.core.states import Move, move
@@ -227,7 +230,9 @@ class _Decision(DecisionPass):
         if job.started_at is None:
             job.started_at = observation.at
         job.exit_code, job.signal = observation.exit_code, observation.signal
-        job.finished_at, job.log_finding = observation.at, self._with_memory(job, observation.failure)
+        job.finished_at = observation.at
+        fleet = self.state.fleet
+        job.log_finding = with_memory(job, observation.failure, fleet.gpus, fleet.admission)
         if observation.note:
             job.notes = (*job.notes, observation.note)
         self.plan.must_sync = True
@@ -236,22 +241,6 @@ class _Decision(DecisionPass):
             self.changed(job, "leader_ended", processes=[p.pid for p in observation.leftovers])
             return
         self._finish(job, observation.leftovers, observation.note)
-
-    def _with_memory(self, job: Job, found: Failure | None) -> Failure | None:
-        """Return a copy of the cause of failure, with two sizes added; None if ``found`` is None.
-
-        The sizes are the memory that the job requested and the most memory that it used, both in MiB on one GPU.
-        """
-        if found is None:
-            return None
-        fleet = self.state.fleet
-        sizes = [fleet.gpus[gpu].memory_mib for gpu in job.gpus if gpu in fleet.gpus]
-        known = [size for size in sizes if size is not None]
-        vram, share = job.spec.vram_mib or 0, min(known) * job.need.parts // WHOLE if known else 0
-        asked = max(vram, share) if job.oom_retries else vram or share  # the share may have been doubled
-        # The readings are taken at intervals; the log may tell more.
-        peaks = [peak for peak in (fleet.admission.peak_mib(job.attempt_key), found.peak_mib) if peak is not None]
-        return replace(found, peak_mib=max(peaks, default=None), asked_mib=asked or None)
 
     def _finish(self, job: Job, leftovers: tuple[Process, ...], note: str = "") -> None:
         sharing, at = self.state.sharing, self.now.since_boot
@@ -281,8 +270,10 @@ class _Decision(DecisionPass):
         used = self.state.fleet.admission.measured.get(job.attempt_key, MeasuredUse())
         ended, peak = DONE if job.exit_code == 0 else OTHERWISE, used.peak_mib
         found = job.log_finding
-        if ended != DONE and found is not None and found.kind == OUT_OF_MEMORY:
-            ended, peak = OUT_OF_MEMORY, found.peak_mib
+        if ended != DONE and found is not None and found.peak_mib is not None:
+            peak = found.peak_mib  # the log may tell more than the readings
+        if ended != DONE and found is not None and found.oom == OWN:
+            ended, peak = OUT_OF_MEMORY, demand_of(found, sizes_for(job.need, job.allowed, self.state.fleet.managed))
         wall_s = max(0.0, job.finished_at - job.started_at)
         self.plan.measured.append((group, Run(peak, wall_s, used.load, ended)))
 
@@ -292,7 +283,7 @@ class _Decision(DecisionPass):
         def most_mib(job: Job) -> int:
             return max(map(fleet.admission.most_mib, ids_of(fleet.allowed_mask(job.allowed))), default=0)
 
-        return Rules(policy.max_assign_attempts, True, policy.oom_retries, most_mib, self._gpu_fault)
+        return Rules(policy.max_assign_attempts, True, policy.oom_retries, most_mib, fleet.gpus, self._gpu_fault)
 
     def _gpu_fault(self, job: Job) -> str:
         """Return the fault of a GPU of the job's attempt that keeps jobs away from this GPU, as text; empty: none."""

@@ -5,16 +5,17 @@ The daemon, `recover`, `track`, and `status` without a running scheduler all cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from scheduler.core.counters import RETRY_COULD_NOT_START, RETRY_FAILED, RETRY_GPU_ERROR, RETRY_OUT_OF_MEMORY
 from scheduler.core.failure_signs import OUT_OF_MEMORY
-from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
+from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Job, JobState, Outcome
+from scheduler.core.model_table import sizes_for
+from scheduler.core.out_of_memory import next_need, retry_note
 from scheduler.core.own_classes import OwnClass
 from scheduler.core.states import Move
-from scheduler.core.units import mib_text
 
 
 def _unknown(job: Job) -> int:
@@ -31,8 +32,8 @@ class Rules:
 
     ``starts``: after this number of failed starts the job fails, even if the cause is temporary. ``retries``: whether
     the job's own option ``retries`` applies. ``oom_retries``: how many more attempts a job gets after a lack of GPU
-    memory; each of these attempts books more memory. ``most_mib``: returns the most MiB that a job can get on one GPU.
-    This function is called only for jobs that book MiB (`core/model_table.py: booking_memory`). ``gpu_fault``: returns
+    memory (`core/out_of_memory.py`); they come before ``retries``, as an equal attempt would end in the same way.
+    ``most_mib``: returns the most MiB that a job can get on one GPU; ``gpus``: by index. ``gpu_fault``: returns
     the fault of a GPU of the job's attempt, such as "GPU 0 reported XID 79"; empty if there is none. A job that ends
     badly then gets one more attempt, which never starts on this GPU. ``own_classes``: the user's classes of failures.
     """
@@ -41,6 +42,7 @@ class Rules:
     retries: bool = True
     oom_retries: int = 0
     most_mib: Callable[[Job], int] = _unknown
+    gpus: Mapping[int, Gpu] = field(default_factory=dict)
     gpu_fault: Callable[[Job], str] = _no_fault
     own_classes: Sequence[OwnClass] = ()
 
@@ -145,31 +147,15 @@ def _after_gpu_fault(job: Job, outcome: Outcome, ended_with: str, rules: Rules) 
 
 
 def _after_failure(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
+    failure = job.failure
+    if failure is not None and failure.kind == OUT_OF_MEMORY and job.oom_retries < rules.oom_retries:
+        after = next_need(job, failure, sizes_for(job.need, job.allowed, rules.gpus.values()), rules.most_mib(job))
+        if after is not None:
+            why = retry_note(job, failure, after)
+            return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_OUT_OF_MEMORY, why, after.need, after.vram_mib)
     if rules.retries and job.runs_failed < job.spec.retries:
         code = _code(job)
         how = f"reached its time limit ({code})" if outcome is Outcome.TIME_LIMIT else f"failed with {code}"
         why = f"{how} (run {job.runs_failed + 1} of {job.spec.retries + 1})"
         return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_FAILED, why)
-    out_of_memory = job.failure is not None and job.failure.kind == OUT_OF_MEMORY
-    shares = job.need.count > 0 and 0 < job.need.parts < WHOLE
-    if out_of_memory and shares and job.oom_retries < rules.oom_retries:
-        return _with_more_memory(job, outcome, rules)
     return Meaning(Move.FAILED, outcome)
-
-
-def _with_more_memory(job: Job, outcome: Outcome, rules: Rules) -> Meaning:
-    """Return a retry with twice the share or memory, but at most a whole GPU.
-
-    If the job already had the most memory that a job can get, return a failure.
-    """
-    before = job.spec.vram_mib or 0
-    # The job decides, not the present setting: the setting may have changed while the job ran.
-    if before and job.need.parts == BY_MEMORY:
-        after = min(rules.most_mib(job), 2 * before)
-        if after <= before:
-            return Meaning(Move.FAILED, outcome)
-        why = f"ran out of GPU memory with {mib_text(before)} booked; the next attempt books {mib_text(after)}"
-        return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_OUT_OF_MEMORY, why, vram_mib=after)
-    need = replace(job.need, parts=min(WHOLE, job.need.parts * 2))
-    why = f"ran out of GPU memory with a need of {job.need}; the next attempt has a need of {need}"
-    return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_OUT_OF_MEMORY, why, need)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduler.core.failure_signs import CLASSES, OUT_OF_MEMORY
 from scheduler.core.job import Job, JobState
+from scheduler.core.out_of_memory import VICTIM, asked_and_peak
 from scheduler.core.secrets import without_secrets
 from scheduler.core.units import mib_text
 
@@ -25,10 +26,10 @@ def failure_line(job: Job) -> str:
 def _of_failure(job: Job) -> str:
     found = job.failure
     assert found is not None
-    if found.kind == OUT_OF_MEMORY and found.peak_mib:
-        asked = f" ({mib_text(found.asked_mib)})" if found.asked_mib else ""
-        need = f"asked {job.need}{asked}" if job.need.count else "had no GPU"
-        return f"{found.kind}: {need}, peaked at {mib_text(found.peak_mib)}"
+    if found.kind == OUT_OF_MEMORY and job.need.count and (found.peak_mib or found.tried_mib):
+        asked = f"{job.need} ({mib_text(found.asked_mib)})" if found.asked_mib else str(job.need)
+        others = "; other processes used the rest" if found.oom == VICTIM else ""
+        return f"{found.kind}: {asked_and_peak(asked, found)}{others}"
     meaning = CLASSES[found.kind].meaning if found.kind in CLASSES else found.hint
     told = found.line or found.error or meaning
     return f"{found.kind}: {told}" if told else found.kind

@@ -61,7 +61,7 @@ def classify(
 ) -> Failure | None:
     """Return the class of a failed attempt, with a line of the log and a hint; None if nothing shows a cause.
 
-    A message about a lack of GPU memory may also tell how much the process used. ``tail``: the end of the log. ``need``: the job's request, on which a hint depends. ``timed_out``: the attempt was
+    A message about a lack of GPU memory may also tell sizes (`core/oom_details.py`). ``tail``: the end of the log. ``need``: the job's request, on which a hint depends. ``timed_out``: the attempt was
     ended at its time limit. ``own``: the user's classes, which are looked for first.
     """
     found = _own_class(tail, exit_code, own)
@@ -70,8 +70,11 @@ def classify(
     kind, line = _decided(clues_in(tail), exit_code, signal, timed_out, tail.rstrip().count("\n"))
     if not kind:
         return None
-    details = oom_details(tail) if kind == OUT_OF_MEMORY else None
-    return replace(_failure(kind, line, need, own), peak_mib=None if details is None else details.used)
+    failure = _failure(kind, line, need, own)
+    told = oom_details(tail) if kind == OUT_OF_MEMORY else None
+    if told is None:
+        return failure
+    return replace(failure, peak_mib=told.used, tried_mib=told.tried, free_mib=told.free, others_mib=told.others)
 
 
 def time_limit_failure() -> Failure:

@@ -11,7 +11,7 @@ from scheduler.core.errors import NotFound, Refused, SchedulerError, UsageError
 from scheduler.core.gpu import ResourceRequest, gpu_ids_text
 from scheduler.core.job import Job, JobState
 from scheduler.core.job_options import EDITABLE
-from scheduler.core.model_table import vram_notes, with_vram_notes
+from scheduler.core.model_table import VRAM_NOTE, vram_notes, with_need_notes
 from scheduler.core.placement_class import class_of, remedy
 from scheduler.core.units import mib_text, span_text
 
@@ -59,7 +59,7 @@ def edit(
         job.need = ResourceRequest(*need)
     if {"gpus", "vram_mib", "allowed"} & set(values) and not (job.oom_retries and job.need == before[1]):
         told = vram_notes(spec, job.need, decision.state.fleet.managed)
-        job.notes = with_vram_notes(job.notes, told)
+        job.notes = with_need_notes(job.notes, told, (VRAM_NOTE,))
     never = decision.state.fleet.can_ever_hold(class_of(job)) if decision.state.fleet.gpus else ""
     if never:
         ways = remedy(class_of(job))

@@ -198,7 +198,11 @@ class Failure:
     hint: str = ""
     peak_mib: int | None = None  # the most that the job used; None: never measured
     asked_mib: int | None = None  # its share or the memory that it asked for; None: the size of the GPU is not known
-    oom: str = ""  # own, or victim
+    # If GPU memory ran out (None: not known): the allocation that failed, the memory left then, and that of others.
+    tried_mib: int | None = None
+    free_mib: int | None = None
+    others_mib: int | None = None
+    oom: str = ""  # whose fault a lack of GPU memory was: own, victim (`core/out_of_memory.py`); empty: another failure
     error: str = ""  # the last line of the traceback, if it is not ``line``
     good_run: int | None = None  # the job of the last good run of the same script; None: not known
     good_at: float | None = None  # when that run ended, seconds since 1970

@@ -15,7 +15,7 @@ from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Job
 from scheduler.core.model_table import ModelTable, model_in, words_of
-from scheduler.core.suggested_need import Suggestion, suggestion
+from scheduler.core.suggested_need import Suggestion, highest, suggestion
 
 MOST_RUNS = 100  # newest runs kept of each group
 DONE, OTHERWISE = "done", "otherwise"  # how an attempt ended, beside OUT_OF_MEMORY
@@ -37,12 +37,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs are kept apart for each of these. ``script``: its path, or the program of a command; ``gpu``: name of the type."""
+    """Runs are kept apart for each of these. ``script``: its path, or the program of a command; ``gpu``: name of the type.
+
+    ``count``: the number of GPUs.
+    """
 
     user: str
     model: str
     script: str
     gpu: str
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def group_of(job: Job, gpus: Mapping[int, Gpu]) -> Group | None:
     if model is None or not names:
         return None
     program = job.spec.script or (job.spec.arguments[0] if job.spec.arguments else "")
-    return Group(job.spec.user, model, program, names[0])
+    return Group(job.spec.user, model, program, names[0], len(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +115,15 @@ class Advice:
 
 def advice(table: ModelTable, seen: Mapping[Group, Seen], gpus: Collection[Gpu]) -> list[Advice]:
     """Return the advice for each model of the table and each model that has run, sorted by name."""
-    groups: dict[str, list[Seen]] = {model: [] for model in table.models}
+    groups: dict[str, dict[Group, Seen]] = {model: {} for model in table.models}
     for group, runs in seen.items():
-        groups.setdefault(group.model, []).append(runs)
-    return [_advice(model, table.models.get(model, ""), together(groups[model]), gpus) for model in sorted(groups)]
+        groups.setdefault(group.model, {})[group] = runs
+    return [_advice(model, table.models.get(model, ""), groups[model], gpus) for model in sorted(groups)]
 
 
-def _advice(model: str, written: str, seen: Seen, gpus: Collection[Gpu]) -> Advice:
+def _advice(model: str, written: str, groups: Mapping[Group, Seen], gpus: Collection[Gpu]) -> Advice:
+    seen = together(groups.values())
+    peaks = highest((group.count, runs.peak_mib) for group, runs in groups.items())
     loads = [run.load for run in seen.runs if run.load is not None]
     walls = [run.wall_s for run in seen.runs if run.ended == DONE]
     return Advice(
@@ -125,7 +131,7 @@ def _advice(model: str, written: str, seen: Seen, gpus: Collection[Gpu]) -> Advi
         p95([run.peak_mib for run in seen.runs if run.peak_mib is not None]),
         statistics.fmean(loads) if loads else None, statistics.median(walls) if walls else None,
         sum(run.ended == OUT_OF_MEMORY for run in seen.runs),
-        suggestion(model, seen.peak_mib, gpus, _need_in(written)),
+        suggestion(model, peaks, gpus, _need_in(written)),
     )  # fmt: skip
 
 

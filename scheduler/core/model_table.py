@@ -22,7 +22,8 @@ from scheduler.core.gpu import (
 )
 from scheduler.core.job import JobSpec
 from scheduler.core.mig import may_use
-from scheduler.core.units import size_text
+from scheduler.core.suggested_need import Learned, suggestion
+from scheduler.core.units import mib_text, size_text
 
 KEYS = ("default_requirement", "models")
 LONGEST_NEED = 100  # characters of a need
@@ -31,13 +32,17 @@ MOST_SAID = 20  # mistakes in a table, after which it is not read further
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """Model name → GPU need, as in `llm_config.json`. Needs are kept as written: notes to the user quote them."""
+    """Model name → GPU need, as in `llm_config.json`. Needs are kept as written: notes to the user quote them.
+
+    ``learned``: the runs of each model, for models that the table does not know (setting `learn`); None: they get the default.
+    """
 
     default: str = "1"
     models: Mapping[str, str] = field(default_factory=dict)
+    learned: Mapping[str, Learned] | None = None
 
     def as_json(self) -> str:
-        """Return the table as JSON text in the format of `llm_config.json`."""
+        """Return the table as JSON text in the format of `llm_config.json`, without what was learned."""
         return json.dumps({"default_requirement": self.default, "models": dict(self.models)})
 
 
@@ -156,11 +161,14 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     else:
         text = _part_alone(spec.vram_mib or 0, _allowed(spec.allowed, gpus)) if by_vram else table.default
         if model is not None:
+            learned = None if by_vram else _learned(model, table, _allowed(spec.allowed, gpus))
             near = nearest(model, table.models)
             also = f" (did you mean {near}?)" if near else ""
             missing = "is not in the model table" if table.models else "is unknown, because there is no model table"
-            which = "the share computed from its vram" if by_vram else "the default"
-            notes.append(f"model {model} {missing}{also}; the job requests {which}, {text}")
+            requests = f"{'the share computed from its vram' if by_vram else 'the default'}, {text}"
+            if learned is not None:
+                text, requests = learned
+            notes.append(f"{MODEL_NOTE}{model} {missing}{also}; the job requests {requests}")
     rounded = rounding_note(text)
     if rounded:
         notes.append(rounded)
@@ -178,8 +186,23 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     return need, tuple(notes)
 
 
+def _learned(model: str, table: ModelTable, gpus: Collection[Gpu]) -> tuple[str, str] | None:
+    """Return the need of a model that is not in the table, and words about it; None: nothing is known, or not to be used."""
+    if table.learned is None:
+        return None
+    seen = table.learned.get(model, Learned(0, {}))
+    found, peak = suggestion(model, seen.peaks, gpus), seen.peak_mib
+    if found is None:
+        return None
+    text = str(found.need)
+    if peak is None:
+        return text, f"{text}, a guess from the size in its name (setting learn)"
+    return text, f"{text}, learned from {seen.runs} run{'s' * (seen.runs != 1)} (at most {mib_text(peak)} of a GPU)"
+
+
 LEAST_USUAL_MIB = 128  # a CUDA context alone takes more
 VRAM_NOTE = "vram="  # the notes of `vram_notes` start with this text
+MODEL_NOTE = "model "  # the notes about a model that is not in the table start with this text
 
 
 def vram_notes(
@@ -211,10 +234,17 @@ def vram_notes(
     return (f"{told} is {part} of the smallest allowed GPU that has it; the job books {need}",)
 
 
-def with_vram_notes(before: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
-    """Return the notes of a job in which those about its GPU memory are replaced by those in ``notes``."""
-    kept = [note for note in before if not note.startswith(VRAM_NOTE)]
-    return (*kept, *(note for note in notes if note.startswith(VRAM_NOTE)))
+def with_need_notes(
+    before: Sequence[str], notes: Sequence[str], about: Sequence[str] = (VRAM_NOTE, MODEL_NOTE)
+) -> tuple[str, ...]:
+    """Return the notes of a job in which those about its need are replaced by those in ``notes``.
+
+    ``about``: the texts with which these notes start.
+    """
+    new = [note for note in notes if note.startswith(tuple(about))]
+    if new == [note for note in before if note.startswith(tuple(about))]:
+        return tuple(before)
+    return (*(note for note in before if not note.startswith(tuple(about))), *new)
 
 
 def _books_memory(spec: JobSpec) -> bool:
@@ -230,6 +260,11 @@ def _allowed(allowed: Allowed, gpus: Collection[Gpu]) -> list[Gpu]:
 def _devices(need: ResourceRequest, allowed: Allowed, gpus: Collection[Gpu]) -> list[Gpu]:
     """Return the allowed GPUs or MIG instances that a job with this need may use."""
     return [gpu for gpu in _allowed(allowed, gpus) if may_use(need, gpu.profile)]
+
+
+def sizes_for(need: ResourceRequest, allowed: Allowed, gpus: Collection[Gpu]) -> list[int]:
+    """Return the MiB of each GPU or MIG instance that a job may use, as far as they are known."""
+    return [gpu.memory_mib for gpu in _devices(need, allowed, gpus) if gpu.memory_mib is not None]
 
 
 def _part_of_a_gpu(mib: int, gpus: Iterable[Gpu]) -> int | None:

@@ -10,6 +10,7 @@ from scheduler.core.traceback_text import visible_lines
 _MIB = 1 << 20
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}  # by the first letter
 _SIZE = r"([\d.,]{1,20}) ?(bytes|[KMGT]i?B|B)\b"
+_WHOLE_USE = re.compile("this process has", re.IGNORECASE)  # older messages tell the use without the CUDA context
 _OTHER = re.compile(rf"Process \d+ has {_SIZE} memory in use")
 
 
@@ -18,7 +19,7 @@ class OomDetails:
     """The sizes that a message names, in MiB; None: it does not. They are about one GPU.
 
     ``tried``: what the program tried to allocate; ``used``: what this process had; ``capacity``, ``free``: of the GPU;
-    ``others``: what other processes had.
+    ``others``: what all other processes and the driver had.
     """
 
     tried: int | None = None
@@ -55,16 +56,18 @@ def oom_details(tail: str) -> OomDetails | None:
     for line in reversed(list(visible_lines(tail))):
         tried = _first("tried", line)
         if tried is not None:
-            others = [_mib(*found) for found in _OTHER.findall(line)]
-            known = [size for size in others if size is not None]
-            return OomDetails(
-                tried,
-                _first("used", line),
-                _first("capacity", line),
-                _first("free", line),
-                sum(known) if known else None,
-            )
+            capacity, free, used = (_first(name, line) for name in ("capacity", "free", "used"))
+            return OomDetails(tried, used, capacity, free, _others(line, capacity, free, used))
     return None
+
+
+def _others(line: str, capacity: int | None, free: int | None, used: int | None) -> int | None:
+    """Return the memory of other processes, as listed or as the rest; None if the line does not tell all of it."""
+    if None not in (capacity, free, used) and _WHOLE_USE.search(line):
+        return max(0, (capacity or 0) - (free or 0) - (used or 0))
+    listed = [_mib(*found) for found in _OTHER.findall(line)]
+    known = [size for size in listed if size is not None]
+    return sum(known) if known else None
 
 
 def _first(name: str, line: str) -> int | None:

@@ -6,7 +6,7 @@ Suggestions are based on memory alone: jobs that keep a GPU busy slow each other
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
@@ -25,6 +25,35 @@ class Suggestion:
     mib: int
 
 
+Peaks = Mapping[int, int]  # number of GPUs that a run had → the most MiB that such runs used on one GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """The runs of a model so far."""
+
+    runs: int
+    peaks: Peaks
+
+    @property
+    def peak_mib(self) -> int | None:
+        """The most MiB on one GPU; None: never measured."""
+        return max(self.peaks.values(), default=None)
+
+    def with_run(self, gpus: int, peak_mib: int | None) -> Learned:
+        """Return these runs and one more. ``gpus``: the number of its GPUs."""
+        return Learned(self.runs + 1, highest([*self.peaks.items(), (gpus, peak_mib)]))
+
+
+def highest(peaks: Iterable[tuple[int, int | None]]) -> dict[int, int]:
+    """Return number of GPUs → the highest of the peaks that were measured with this number."""
+    found: dict[int, int] = {}
+    for count, peak in peaks:
+        if peak is not None:
+            found[count] = max(peak, found.get(count, 0))
+    return found
+
+
 def need_for(mib: int, sizes: Collection[int], count: int = 1) -> ResourceRequest:
     """Return the need for ``mib`` MiB on each of ``count`` GPUs. ``sizes``: MiB of the managed GPUs, at least one.
 
@@ -38,21 +67,30 @@ def need_for(mib: int, sizes: Collection[int], count: int = 1) -> ResourceReques
 
 
 def suggestion(
-    model: str, peak_mib: int | None, gpus: Iterable[Gpu], before: ResourceRequest | None = None
+    model: str, peaks: Peaks, gpus: Iterable[Gpu], before: ResourceRequest | None = None
 ) -> Suggestion | None:
     """Return the suggested need of a model; None if nothing is known of it, or of the size of the GPUs.
 
-    ``peak_mib``: the most MiB on one GPU that a job of the model was seen to use; None: never seen. ``before``: its need
-    in the model table; the number of GPUs stays. The need is never below the highest peak that was seen.
+    ``before``: its need in the model table; the number of GPUs stays. If there is none, it is the lowest number with which the
+    model was seen to run. The need is never below the highest peak that was seen.
     """
     sizes = [gpu.memory_mib for gpu in gpus if gpu.memory_mib and not gpu.profile]
     if not sizes:
         return None
-    count = max(1, before.count) if before is not None else 1
-    if peak_mib is not None:
-        mib = math.ceil(peak_mib * MARGIN)
-        if peak_mib <= max(sizes) < mib:
-            mib = max(sizes)  # it has run on one of these GPUs
+    if peaks:
+        count = max(1, before.count) if before is not None else min(peaks)
+        mib = max(_wanted(mib, number, count, max(sizes)) for number, mib in peaks.items())
         return Suggestion(need_for(mib, sizes, count), "seen", mib)
     guess = guessed_mib(model)
     return None if guess is None else Suggestion(need_for(guess, sizes), "guess", guess)
+
+
+def _wanted(mib: int, number: int, count: int, largest: int) -> int:
+    """Return the MiB to ask for on each of ``count`` GPUs, for runs that used at most ``mib`` on each of ``number`` GPUs.
+
+    ``largest``: MiB of the largest GPU.
+    """
+    if number > count:
+        return math.ceil(mib * number / count * MARGIN)
+    wanted = math.ceil(mib * MARGIN)
+    return largest if mib <= largest < wanted else wanted  # it has run on one of these GPUs

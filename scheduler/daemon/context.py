@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.core.config import Config
 from scheduler.core.job import Job
 from scheduler.core.log_message import Listener, LogMessage
 from scheduler.core.model_table import ModelTable
 from scheduler.core.secrets import without_secrets
+from scheduler.core.suggested_need import Learned
 from scheduler.daemon.completion_hooks import Actions
 from scheduler.store.database import Database
 from scheduler.store.paths import Places
@@ -33,7 +34,13 @@ class Context:
     changed: set[str] = field(default_factory=set)
     shared: bool = False
     actions: Actions | None = None
+    learned: dict[str, Learned] = field(default_factory=dict)  # the runs of each model
     limits_jobs: bool = False  # the memory and CPUs of jobs are limited (`mem=`, `cpus=`)
+
+    @property
+    def needs(self) -> ModelTable:
+        """The model table, with what was learned from runs if the setting `learn` is on."""
+        return replace(self.table, learned=self.learned) if self.config.learn else self.table
 
     def say(self, text: str, level: int = 20, *, kind: str = "", job: Job | None = None) -> None:
         """Send a message to the listener, with secrets masked. ``level``: a level of the standard library's logging."""

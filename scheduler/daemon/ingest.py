@@ -15,7 +15,7 @@ from scheduler.core.gpu import Gpu
 from scheduler.core.identity import identity_of
 from scheduler.core.job import Event, Job, JobSpec, JobState
 from scheduler.core.log_names import user_logs
-from scheduler.core.model_table import ModelTable, booking_memory, need_of, with_vram_notes
+from scheduler.core.model_table import ModelTable, booking_memory, need_of, with_need_notes
 from scheduler.core.placement import Fleet
 from scheduler.core.placement_class import class_for, remedy
 from scheduler.intake.jobs_file import LineContext
@@ -187,7 +187,7 @@ class Reader:
         if spec.priority != blocker.spec.priority:  # else the job keeps the priority that a swap gave it
             blocker.priority = spec.priority
         blocker.spec, (blocker.need, notes) = spec, need_of(spec, self.table, self.fleet.managed)
-        blocker.notes = with_vram_notes(blocker.notes, notes)
+        blocker.notes = with_need_notes(blocker.notes, notes)
         blocker.allowed = spec.allowed
         rows.respec(connection, blocker)
         rows.save(connection, [blocker])

@@ -47,6 +47,7 @@ from scheduler.daemon.failure_diagnosis import with_causes, with_time_limits
 from scheduler.daemon.followed_files import FollowedFile, FollowedFiles
 from scheduler.daemon.ingest import IngestResult, Reader, machine_text
 from scheduler.daemon.journal_writer import JournalWriter
+from scheduler.daemon.learning import Learning
 from scheduler.daemon.managed_gpus import ManagedGpus
 from scheduler.daemon.parts import Part
 from scheduler.daemon.pass_messages import PassMessages
@@ -119,7 +120,8 @@ class Daemon:
         self._shares = UserShares(context) if context.shared else None
         self.reload: ConfigReload | None = None
         # Stepped in this order after each pass that did not fail. ``last``: stepped after every pass, at its end.
-        self.parts: list[Part] = [self._hooks, self._retention]
+        self._learning = Learning(context, lambda: self.gpus.gpus, self._update_needs)
+        self.parts: list[Part] = [self._hooks, self._retention, self._learning]
         self.helpers = [gpus.sessions, self._hooks.sessions]  # each returns the POSIX sessions of its child processes
         self.last: list[Part] = []
         self.flush_log: Callable[[], None] = lambda: None
@@ -156,6 +158,7 @@ class Daemon:
             connection, self._context.config, self.gpus.gpus,
             fetch=self.fetch, missing=self._lookup.missing, may_start=not self.closing,
         )  # fmt: skip
+        measured = self.state.fleet.admission.measured if hasattr(self, "state") else {}
         admission = self.gpus.admission_now(now)
         if admission is not None:
             state.fleet.admission = admission
@@ -167,6 +170,8 @@ class Daemon:
         observations: list[Observation] = []
         this_boot = boot_id()
         in_hand, held, stale = book_active(connection, state, this_boot, now)
+        if admission is not None:
+            admission.measured |= measured or self._learning.measured_before(in_hand)
         first = self.gpus.first_readings()
         if first is not None and first.xids:
             self._heard.append(GpuErrors(first.xids))
@@ -387,6 +392,7 @@ class Daemon:
                 crash_point("start.chosen")
         self._records.recorded()
         self._open_ends = [one.end for one in self.state.open_ends.values()]
+        self._learning.take(plan.measured)
         if self.journal is not None:
             self.journal.take(plan, gathered)
         if gathered.jobs:
@@ -508,7 +514,7 @@ class Daemon:
         folder, home = (owner.folder, owner.home) if owner else (os.path.dirname(file.follower.path), self._lookup.home)
         line_context = jobs_file.LineContext(folder, home, managed, cluster)
         memory, known = self._context.config.min_free_mem_mb, self.files.known_refusals
-        return Reader(file.parse, line_context, self._context.table, self.state.fleet, known, memory, owner)
+        return Reader(file.parse, line_context, self._context.needs, self.state.fleet, known, memory, owner)
 
     def _edit(self, now: Now) -> Edit | None:
         config = self._context.config
@@ -530,6 +536,7 @@ class Daemon:
 
         Jobs on a GPU that is no longer managed continue; no further job is placed on it.
         """
+        learn = self._context.config.learn
         self._context.config = config
         self.state.policy = policy_of(config)
         self.state.fleet.resize(cpu_slots_of(config, self._context.db.connection))
@@ -539,15 +546,25 @@ class Daemon:
             self.gpus.manage(gpus)
             self.files.read_refused_again()
             self.open()
+        if config.learn != learn:
+            self._update_needs(self.now(), "the setting learn has changed")
 
     def use_table(self, table: ModelTable, now: Now) -> None:
         """Apply a new model table: recompute the needs of waiting jobs. Raises StoreTrouble."""
+        with self._context.db.writing() as connection:
+            rows.set_meta(connection, "model_table", table.as_json())
+        self._context.table = table
+        self._update_needs(
+            now, f"model table reloaded: {len(table.models)} models, default need {table.default}", always=True
+        )
+
+    def _update_needs(self, now: Now, why: str, always: bool = False) -> None:
+        """Compute the needs of the waiting jobs again. ``why``: the reason to log; ``always``: even if no need changes."""
         context = self._context
         with context.db.writing() as connection:
-            rows.set_meta(connection, "model_table", table.as_json())
-            changed = update_needs(connection, self.gpus.gpus, table)
-        context.table = table
-        context.say(f"model table reloaded: {len(table.models)} models, default need {table.default}", 20, kind="table")
+            changed = update_needs(connection, self.gpus.gpus, context.needs)
+        if changed or always:
+            context.say(why, 20, kind="table")
         self._at_hand.update({job.id: job for job in changed if job.id in self._at_hand})
         if changed:
             self.turn([Arrived(job) for job in changed], [], now, sync=True)

@@ -119,7 +119,7 @@ class ManagedGpus:
         """Store these GPUs, and recompute and store the needs of waiting jobs. Raises StoreTrouble, sqlite3.Error."""
         with self._context.db.writing() as connection:
             rows.save_gpus(connection, gpus)
-            update_needs(connection, gpus, self._context.table)
+            update_needs(connection, gpus, self._context.needs)
 
     def sessions(self) -> set[int]:
         """Return the POSIX sessions of the processes that read the GPUs. These processes belong to no job."""

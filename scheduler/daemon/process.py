@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from scheduler.core.config import Config
@@ -56,6 +56,7 @@ from scheduler.store.database import Database, trouble
 from scheduler.store.gpu_renumbering import follow_moved
 from scheduler.store.paths import Places, make_private_folder
 from scheduler.store.readings import forget_readings
+from scheduler.store.seen_runs import learned_of
 from scheduler.store.store_identity import check_home
 from scheduler.system.atomic_files import replace_file
 from scheduler.system.proc import boot_id
@@ -220,10 +221,11 @@ class DaemonProcess:
                     else:
                         save_cluster(connection, None)
                     rows.save_gpus(connection, managed.gpus)
-                    for job in rebooked(config, managed.gpus, table, waiting_jobs.from_commands_file(connection)):
+                    needs = replace(table, learned=learned_of(connection)) if config.learn else table
+                    for job in rebooked(config, managed.gpus, needs, waiting_jobs.from_commands_file(connection)):
                         rows.respec(connection, job)
                         rows.save(connection, [job])
-                    update_needs(connection, managed.gpus, table, at_start=True)
+                    update_needs(connection, managed.gpus, needs, at_start=True)
                     forget_readings(connection)
                     rows.set_meta(connection, "jobs_file", config.jobs_file)
                     rows.set_meta(connection, "llm_config", config.llm_config)
@@ -265,6 +267,7 @@ class DaemonProcess:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
         context = Context(self.places, config, db, self.environ, folder, tell, table, shared=self.users is not None)
+        context.learned = learned_of(db.connection)
         runner: Runner = self.users.runner(context) if self.users is not None else self._runner(soft)
         if config.screen and self.users is None:
             sockets = self.environ.get("SCREENDIR", "")

@@ -11,7 +11,7 @@ from scheduler import __version__
 from scheduler.core.config import Config
 from scheduler.core.gpu import Gpu
 from scheduler.core.job import Job
-from scheduler.core.model_table import ModelTable, booking_memory, need_of, with_vram_notes
+from scheduler.core.model_table import ModelTable, booking_memory, need_of, with_need_notes
 from scheduler.store import jobs as rows
 from scheduler.store.waiting_jobs import with_uncertain_need
 
@@ -45,13 +45,24 @@ def update_needs(
     jobs of `with_uncertain_need` are read. With 100,000 waiting lines of a jobs file this saves a second.
     """
     basis = json.dumps(
-        [__version__, table.as_json(), [(gpu.index, gpu.server, gpu.memory_mib, gpu.profile) for gpu in gpus]]
+        [
+            __version__,
+            table.as_json(),
+            _learned(table),
+            [(gpu.index, gpu.server, gpu.memory_mib, gpu.profile) for gpu in gpus],
+        ]
     )
     same = at_start and rows.meta(connection, BASIS) == basis
     changed = changed_needs(gpus, table, with_uncertain_need(connection) if same else rows.pending(connection))
     rows.save(connection, changed)
     rows.set_meta(connection, BASIS, basis)
     return changed
+
+
+def _learned(table: ModelTable) -> list[list[object]] | None:
+    if table.learned is None:
+        return None
+    return sorted([model, sorted(seen.peaks.items())] for model, seen in table.learned.items())
 
 
 def changed_needs(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:
@@ -65,7 +76,7 @@ def changed_needs(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]
         if (job.spec.gpus and not job.spec.vram_mib) or job.oom_retries:
             continue
         need, notes = need_of(job.spec, table, gpus)
-        told = with_vram_notes(job.notes, notes)
+        told = with_need_notes(job.notes, notes)
         if need != job.need or told != job.notes:
             job.need, job.notes = need, told
             found.append(job)

@@ -21,6 +21,7 @@ SAYS: dict[str, Any] = {
     kind.__name__.lower(): kind for kind in (Started, Ended, NeverRan, Unclaimed, Lost, Gone, Missing)
 }
 OTHERS = frozenset({"ready", "pong", "file", "trouble", "cannot", "warning", "acted", "found"})
+MOST_MIB = 1 << 24  # 16 TiB
 LONGEST_TEXT = 2000  # characters
 MOST_WORDS = 4000
 MOST_PROCESSES = 1024
@@ -78,15 +79,22 @@ def observation_of(message: Any, uid: int, now: float) -> Observation | None:
         if not 0 <= (found.exit_code or 0) <= 255 or not 0 <= (found.signal or 0) <= 64:
             raise ValueError("no such exit code or signal")
         if found.failure is not None:
+            told = found.failure
             changes["failure"] = replace(
-                found.failure, kind=found.failure.kind[:100], line=found.failure.line[:LONGEST_TEXT],
-                hint=found.failure.hint[:LONGEST_TEXT], peak_mib=None, asked_mib=None, oom="",
-                error=found.failure.error[:LONGEST_TEXT], good_run=None, good_at=None, differs=(),
+                told, kind=told.kind[:100], line=told.line[:LONGEST_TEXT], hint=told.hint[:LONGEST_TEXT],
+                peak_mib=_size(told.peak_mib), asked_mib=None, tried_mib=_size(told.tried_mib),
+                free_mib=_size(told.free_mib), others_mib=_size(told.others_mib), oom="",
+                error=told.error[:LONGEST_TEXT], good_run=None, good_at=None, differs=(),
             )  # fmt: skip
     if isinstance(found, Gone):
         changes.pop("key", None)
     result: Observation = replace(found, **changes)
     return result
+
+
+def _size(mib: int | None) -> int | None:
+    """Return a size that a log tells; None if no GPU is so large."""
+    return mib if mib is not None and 0 <= mib <= MOST_MIB else None
 
 
 def without_surrogates(value: Any) -> Any:

@@ -295,7 +295,7 @@ class Calls:
 
     def _table(self, client: SchedulerClient) -> ModelTable:
         noted = client.remembered("model_table")
-        return table_from(json.loads(noted), "the model table") if noted else ModelTable()
+        return client.learned_table(table_from(json.loads(noted), "the model table") if noted else ModelTable())
 
     def _watch(self, client: LimitedClient, caller: Caller, given: dict[str, Any]) -> None:
         _check_person(caller)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from scheduler.core.admission import Admission
 from scheduler.core.endings import CANCELLED, Meaning, Rules, after_no_start, after_run, ran
 from scheduler.core.job import Event, Job, JobState
+from scheduler.core.memory_at_end import with_memory
 from scheduler.core.observations import NeverRan
 from scheduler.core.recovery import Record
 from scheduler.core.states import Move, move
@@ -40,7 +42,8 @@ def _after_run(job: Job, told: attempt_record.AttemptRecord, rules: Rules) -> tu
     job.exit_code, job.signal, note = attempt_record.meaning(told.how, told.code)
     job.started_at = job.started_at or told.started_at
     job.finished_at = told.ended_at
-    job.log_finding = log_finding_of(job, job.exit_code, job.signal, rules.own_classes)
+    found = log_finding_of(job, job.exit_code, job.signal, rules.own_classes)
+    job.log_finding = with_memory(job, found, rules.gpus, Admission())
     job.notes = (*job.notes, *([note] if note else ()), ENDED_ALONE)
     if job.state is JobState.STARTING:
         move(job, Move.STARTED, told.ended_at or 0.0)
@@ -68,5 +71,7 @@ def _moved(job: Job, means: Meaning, at: float) -> tuple[Job, Event | None]:
         job.outcome = means.outcome
         return job, None
     job.need = means.need or job.need
+    if means.vram_mib:
+        job.spec = replace(job.spec, vram_mib=means.vram_mib)
     job.reason_code, job.reason = "backoff", f"{means.why}; the job starts again when a scheduler runs (gpujob start)"
     return job, Event(job.id, at, "retry_scheduled", detail)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scheduler.core.errors import Damaged
 from scheduler.core.history import (
@@ -328,6 +328,18 @@ def job_history(path: str, job: int) -> dict[int, list[JobSample]]:
                     (step, job, attempt),
                 )
             ]
+    return found
+
+
+def peaks_of(path: str, attempts: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """Return for each of these attempts (job, attempt) the most memory of all its GPUs together, in MiB, if it was measured."""
+    found: dict[tuple[int, int], float] = {}
+    with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
+        for attempt in attempts:
+            each = (f"SELECT max(memory_most) FROM job_{kind} WHERE job=? AND attempt=?" for kind in ("short", "long"))
+            peaks = [peak for one in each for (peak,) in connection.execute(one, attempt) if peak is not None]
+            if peaks:
+                found[attempt] = max(peaks)
     return found
 
 

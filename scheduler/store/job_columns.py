@@ -94,14 +94,12 @@ def _process_of(pid: int | None, ticks: int) -> Process | None:
     return None if pid is None else Process(pid, ticks)
 
 
+_FINDING = tuple(one.name for one in fields(Failure))  # older rows have only the first five
+
+
 def _finding(job: Job) -> str:
     found = job.log_finding
-    if found is None:
-        return ""
-    return json.dumps(
-        [found.kind, found.line, found.hint, found.peak_mib, found.asked_mib, found.oom, found.error, found.good_run,
-         found.good_at, found.differs]
-    )  # fmt: skip
+    return json.dumps([getattr(found, name) for name in _FINDING]) if found else ""
 
 
 def _finding_of(text: str) -> Failure | None:
@@ -113,7 +111,7 @@ def _finding_of(text: str) -> Failure | None:
     return Failure(*values)
 
 
-_DIFFERS_AT = [field.name for field in fields(Failure)].index("differs")
+_DIFFERS_AT = _FINDING.index("differs")
 
 
 def _outcome_of(text: str | None) -> Outcome | None:

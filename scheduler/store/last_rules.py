@@ -33,6 +33,7 @@ def last_rules(connection: sqlite3.Connection) -> Rules:
         starts=settings.get("max_assign_attempts", 0),
         oom_retries=settings.get("oom_retries", 0),
         most_mib=most_mib,
+        gpus=by_index,
         gpu_fault=lambda job: fault_of(job, by_index, known),
         own_classes=read_own_classes(settings.get("failure_classes")) or (),
     )

@@ -8,8 +8,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable
+from dataclasses import replace
 
+from scheduler.core.job import JobSpec
 from scheduler.core.learned_needs import Group, Run, Seen
+from scheduler.core.model_table import ModelTable, model_in, words_of
+from scheduler.core.suggested_need import Learned, highest
+from scheduler.store.jobs import meta
 
 MOST_GROUPS = 2000  # the groups whose last run is oldest are forgotten
 _KEY = "user=? AND model=? AND script=? AND gpu=?"
@@ -18,7 +23,7 @@ _KEY = "user=? AND model=? AND script=? AND gpu=?"
 def add_runs(connection: sqlite3.Connection, measured: Iterable[tuple[Group, Run]], now: float) -> None:
     """Add ended runs. ``now``: seconds since 1970."""
     for group, run in measured:
-        key = (group.user, group.model, group.script, group.gpu)
+        key = (group.user, group.model, group.script, _gpus_text(group))
         row = connection.execute(f"SELECT count, peak_mib, runs FROM seen_runs WHERE {_KEY}", key).fetchone()
         seen = (Seen() if row is None else _seen(*row)).with_run(run)
         runs = json.dumps([[one.peak_mib, round(one.wall_s, 3), one.load, one.ended] for one in seen.runs])
@@ -36,7 +41,39 @@ def add_runs(connection: sqlite3.Connection, measured: Iterable[tuple[Group, Run
 def seen_runs(connection: sqlite3.Connection) -> dict[Group, Seen]:
     """Return the runs of all groups."""
     rows = connection.execute("SELECT user, model, script, gpu, count, peak_mib, runs FROM seen_runs")
-    return {Group(*row[:4]): _seen(*row[4:]) for row in rows}
+    return {Group(user, model, script, *_gpus_of(gpu)): _seen(*seen) for user, model, script, gpu, *seen in rows}
+
+
+def _gpus_text(group: Group) -> str:
+    """Return the number and type of GPUs as text, such as ``2 x NVIDIA A100``; the number 1 is left out."""
+    return group.gpu if group.count == 1 else f"{group.count} x {group.gpu}"
+
+
+def _gpus_of(text: str) -> tuple[str, int]:
+    number, x, name = text.partition(" x ")
+    return (name, int(number)) if x and number.isdigit() else (text, 1)
+
+
+def learned_of(connection: sqlite3.Connection) -> dict[str, Learned]:
+    """Return for each model that has run the number of its runs and their highest peaks."""
+    found: dict[str, Learned] = {}
+    for model, gpus, count, peak in connection.execute("SELECT model, gpu, count, peak_mib FROM seen_runs"):
+        before = found.get(model, Learned(0, {}))
+        peaks = highest([*before.peaks.items(), (_gpus_of(gpus)[1], peak)])
+        found[model] = Learned(before.runs + count, peaks)
+    return found
+
+
+def with_learned(connection: sqlite3.Connection, table: ModelTable, spec: JobSpec | None = None) -> ModelTable:
+    """Return the model table with the runs of each model, if the setting `learn` of the scheduler is on.
+
+    ``spec``: the table is for this job; then it stays as it is if the job does not depend on what was learned.
+    """
+    model = model_in(words_of(spec)) if spec is not None and not spec.gpus else None
+    if spec is not None and (model is None or model in table.models):
+        return table
+    learn, _ = json.loads(meta(connection, "settings") or "{}").get("learn", (False, ""))
+    return replace(table, learned=learned_of(connection)) if learn else table
 
 
 def _seen(count: int, peak_mib: int | None, runs: str) -> Seen:

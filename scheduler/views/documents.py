@@ -65,6 +65,14 @@ FailureDocument = TypedDict(
         "asked_memory": Annotated[
             Bytes, Field("Requested memory on one GPU, in bytes, by vram or by share; null if the size of the GPU is unknown.")
         ],
+        "tried_memory": Annotated[Bytes, Field("The allocation of GPU memory that failed, in bytes; null if the log does not tell.")],
+        "others_memory": Annotated[
+            Bytes, Field("If GPU memory ran out: memory of all other processes on the GPU, in bytes; null if not known.")
+        ],
+        "oom": Annotated[
+            Optional[Literal["own", "victim"]],
+            Field("If GPU memory ran out: own (it needed more than it asked for) or victim (others used its memory); else null."),
+        ],
         "error": Annotated[Optional[str], Field("Last line of the traceback (at most 300 characters), if it is not `line`; else null.")],
         "good_run": Annotated[Optional[int], Field("Id of the job that was the last good run of the same script (exit code 0); null if none is known.")],
         "differs": Annotated[list[str], Field("What differs from the last good run, as sentences; empty if nothing does, or if nothing was compared.")],

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from scheduler.client.overview import GpuView, Overview, words_run
 from scheduler.core.allowed import allowed_text, names_nodes
 from scheduler.core.failure_card import failure_line
 from scheduler.core.gpu import WHOLE, gpu_ids_text
-from scheduler.core.job import ENDED, Job, JobState, Reason
+from scheduler.core.job import ENDED, Failure, Job, JobState, Reason
 from scheduler.core.job_text import how_it_ended, state_text
 from scheduler.core.runner_kinds import kind_of
 from scheduler.core.secrets import without_secrets, words_without_secrets
@@ -22,7 +22,14 @@ from scheduler.views import terminal
 from scheduler.views.nodes import NodeView, nodes_of
 
 if TYPE_CHECKING:
-    from scheduler.views.documents import Counts, ExpectedDocument, GpuDocument, JobDocument, StatusDocument
+    from scheduler.views.documents import (
+        Counts,
+        ExpectedDocument,
+        FailureDocument,
+        GpuDocument,
+        JobDocument,
+        StatusDocument,
+    )
 
 MOST_WAITING = 20  # waiting jobs in `status`
 MOST_ENDED = 10  # ended jobs in `status`
@@ -60,18 +67,30 @@ def job_json(job: Job, reason: Reason | None = None) -> JobDocument:
         "label": without_secrets(job.spec.label) or None,
         "reason": reason.sentence if reason else None,
         "reason_code": reason.code if reason else None,
-        "failure": None
-        if job.failure is None
-        else {"class": job.failure.kind, "line": without_secrets(job.failure.line), "hint": job.failure.hint,
-              "peak_memory": _bytes(job.failure.peak_mib), "asked_memory": _bytes(job.failure.asked_mib),
-              "error": without_secrets(job.failure.error) or None, "good_run": job.failure.good_run,
-              "differs": [without_secrets(text) for text in job.failure.differs]},
+        "failure": None if job.failure is None else failure_json(job.failure),
         "notes": [without_secrets(note) for note in job.notes],
         "submitted_at": utc(job.submitted_at),
         "started_at": maybe_utc(job.started_at),
         "finished_at": maybe_utc(job.finished_at) if job.state.ended else None,
         "log": job.log or None,
     }  # fmt: skip
+
+
+def failure_json(failure: Failure) -> FailureDocument:
+    """Return the cause of a failure in the form of JSON documents."""
+    return {
+        "class": failure.kind,
+        "line": without_secrets(failure.line),
+        "hint": failure.hint,
+        "peak_memory": _bytes(failure.peak_mib),
+        "asked_memory": _bytes(failure.asked_mib),
+        "tried_memory": _bytes(failure.tried_mib),
+        "others_memory": _bytes(failure.others_mib),
+        "oom": cast("Literal['own', 'victim']", failure.oom) if failure.oom else None,
+        "error": without_secrets(failure.error) or None,
+        "good_run": failure.good_run,
+        "differs": [without_secrets(text) for text in failure.differs],
+    }
 
 
 def _bytes(mib: int | None) -> int | None:

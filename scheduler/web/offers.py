@@ -116,7 +116,9 @@ def _edit(ask: Ask, job: Job, options: Any) -> Edit:
     texts: Mapping[str, str] = {name: KINDS[JOB_OPTIONS[name].kind][0](name, value) for name, value in options.items()}
     changes = changed_fields(texts)
     client = ask.source.client
-    needs = needs_after([job], changes, lambda: model_table_for(client, ask.source.config), client.gpus)
+    needs = needs_after(
+        [job], changes, lambda: client.learned_table(model_table_for(client, ask.source.config)), client.gpus
+    )
     return Edit((job.id,), changes, needs)
 
 

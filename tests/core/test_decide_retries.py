@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler.core.decide import decide
@@ -221,14 +223,14 @@ def test_a_job_that_ran_out_of_gpu_memory_is_retried_at_once_with_twice_the_shar
     job = play.job(1)
     assert (job.state, job.need, job.oom_retries, job.attempt) == (S.STARTING, ResourceRequest(1, 600), 1, 2)
     assert (job.not_before, job.reason) == (None, "")
-    assert job.notes == ("ran out of GPU memory with a need of 0.3; the next attempt has a need of 0.6",)
+    assert job.notes == ("oom: asked 0.3; tried again with 0.6",)
     play.tell(play.began(1))
     play.tell(play.ended(1, 1, failure=OOM))
     assert (play.job(1).need, play.job(1).oom_retries) == (ResourceRequest(1, 1000), 2)
     play.tell(play.began(1))
     play.tell(play.ended(1, 1, failure=OOM))
     job = play.job(1)
-    assert (job.state, job.outcome, job.failure) == (S.FAILED, Outcome.EXIT, OOM)
+    assert (job.state, job.outcome, job.failure) == (S.FAILED, Outcome.EXIT, replace(OOM, oom="own"))
     assert len(job.notes) == 2
 
 

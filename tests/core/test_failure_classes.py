@@ -257,7 +257,7 @@ def test_a_job_that_ended_well_gets_only_a_warning_of_a_lack_of_gpu_memory() -> 
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB "
             "of which 512.00 MiB is free. Process 123 has 40.00 GiB memory in use. Process 124 has 1.00 GiB memory in use. "
             "Including non-PyTorch memory, this process has 37.50 GiB memory in use.",
-            OomDetails(2048, 38400, 81152, 512, 41984),
+            OomDetails(2048, 38400, 81152, 512, 42240),
         ),
         (
             "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 2.00 GiB total capacity; "

@@ -19,7 +19,7 @@ from scheduler.core.learned_needs import (
 )
 from scheduler.core.model_table import ModelTable
 from scheduler.core.size_guess import billions_in, guessed_mib
-from scheduler.core.suggested_need import need_for, suggestion
+from scheduler.core.suggested_need import Learned, highest, need_for, suggestion
 
 GIB = 1024
 A100 = [Gpu(0, "GPU-a", memory_mib=80 * GIB), Gpu(1, "GPU-b", memory_mib=80 * GIB)]
@@ -31,6 +31,10 @@ def seen(*peaks: int | None) -> Seen:
     for peak in peaks:
         runs = runs.with_run(Run(None if peak is None else peak * GIB, 60.0, 0.5))
     return runs
+
+
+def peaks_of(runs: Seen) -> dict[int, int]:
+    return highest([(1, runs.peak_mib)])
 
 
 @pytest.mark.parametrize(
@@ -69,13 +73,13 @@ def test_the_guess_knows_number_formats(name: str, least: int, most: int) -> Non
 def test_the_suggestion_is_the_peak_with_a_margin_or_a_guess(
     runs: Seen, before: str | None, need: str, basis: str
 ) -> None:
-    found = suggestion("qwen2.5-7b-inst", runs.peak_mib, A100, ResourceRequest.parse(before) if before else None)
+    found = suggestion("qwen2.5-7b-inst", peaks_of(runs), A100, ResourceRequest.parse(before) if before else None)
     assert found is not None and (str(found.need), found.basis) == (need, basis)
 
 
 def test_nothing_is_suggested_if_nothing_is_known() -> None:
-    assert suggestion("resnet50", None, A100) is None
-    assert suggestion("qwen2.5-7b-inst", 31 * GIB, [Gpu(0, "declared:0")]) is None
+    assert suggestion("resnet50", {}, A100) is None
+    assert suggestion("qwen2.5-7b-inst", {1: 31 * GIB}, [Gpu(0, "declared:0")]) is None
 
 
 @given(
@@ -89,7 +93,7 @@ def test_a_suggestion_has_room_for_the_highest_peak(peaks: list[int], sizes: lis
     for peak in peaks:
         runs = runs.with_run(Run(peak, 1.0, None))
     gpus = [Gpu(number, f"GPU-{number}", memory_mib=size) for number, size in enumerate(sizes)]
-    found = suggestion("any", runs.peak_mib, gpus, ResourceRequest(count, WHOLE))
+    found = suggestion("any", peaks_of(runs), gpus, ResourceRequest(count, WHOLE))
     assert found is not None and found.need == need_for(found.mib, sizes, count)
     fitting = [size for size in sizes if size >= found.mib]
     if fitting:
@@ -139,3 +143,24 @@ def test_a_need_below_the_peak_differs() -> None:
     table = ModelTable("1", {"m": "0.25", "n": "0.45"})
     groups = {Group("", model, "/a.py", "A100"): seen(31) for model in ("m", "n")}
     assert [(one.model, one.differs) for one in advice(table, groups, A100)] == [("m", True), ("n", False)]
+
+
+@pytest.mark.parametrize(
+    ("peaks", "before", "need"),
+    [
+        ({2: 40}, None, "2x0.55"), ({2: 40}, "1", "2"), ({2: 30}, "1", "0.85"), ({1: 20, 2: 10}, None, "0.3"),
+        ({1: 20}, "2x0.5", "2x0.3"), ({4: 60}, "2", "4"), ({3: 50}, None, "3x0.7"),
+    ],
+)  # fmt: skip
+def test_runs_on_several_gpus_suggest_as_much_memory_in_all(
+    peaks: dict[int, int], before: str | None, need: str
+) -> None:
+    """Two GPUs with 40 GiB each are 80 GiB on one: more than it has, with the margin."""
+    wanted = {count: mib * GIB for count, mib in peaks.items()}
+    found = suggestion("m", wanted, A100, ResourceRequest.parse(before) if before else None)
+    assert found is not None and str(found.need) == need
+
+
+def test_learned_runs_are_counted_with_their_peaks_by_number_of_gpus() -> None:
+    learned = Learned(0, {}).with_run(1, 10).with_run(2, 30).with_run(1, None).with_run(1, 7)
+    assert learned == Learned(4, {1: 10, 2: 30}) and learned.peak_mib == 30

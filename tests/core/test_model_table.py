@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scheduler.core.errors import UsageError
-from scheduler.core.gpu import ANY_DEVICE, BY_MEMORY, ResourceRequest
+from scheduler.core.gpu import ANY_DEVICE, BY_MEMORY, Gpu, ResourceRequest
 from scheduler.core.job import JobSpec
 from scheduler.core.model_table import (
     ModelTable,
@@ -22,8 +22,9 @@ from scheduler.core.model_table import (
     need_of,
     table_from,
     vram_notes,
-    with_vram_notes,
+    with_need_notes,
 )
+from scheduler.core.suggested_need import Learned
 from tests.builders import a_gpu, a_spec, an_instance
 
 TABLE = ModelTable("0.7", {"qwen2.5-3b-inst": "0.5", "qwen2.5-32b-inst": "2", "odd": "1.5"})
@@ -253,7 +254,7 @@ def test_the_notes_say_that_a_job_that_names_its_gpus_books_no_memory() -> None:
 
 
 def test_a_new_note_about_memory_replaces_the_old_one() -> None:
-    assert with_vram_notes(("a", "vram=1G b", "c"), ("vram=2G b", "d")) == ("a", "c", "vram=2G b")
+    assert with_need_notes(("a", "vram=1G b", "c"), ("vram=2G b", "d")) == ("a", "c", "vram=2G b")
 
 
 def test_the_share_for_an_unknown_model_is_computed_from_its_memory() -> None:
@@ -305,3 +306,39 @@ def test_an_instance_of_unknown_size_does_not_matter_to_a_job_for_a_card() -> No
     assert need_of(a_spec(gpus="0.05", vram_mib=8_000), ModelTable(), unknown)[0] == ResourceRequest(1, 100)
     need, (note,) = need_of(a_spec(vram_mib=8_000), ModelTable(), unknown)
     assert need == ResourceRequest(1, 1000, ANY_DEVICE) and "is taken as a whole GPU" in note
+
+
+@pytest.mark.parametrize(
+    ("model", "need", "words"),
+    [
+        ("seen", "0.45", "learned from 12 runs (at most 31 GiB of a GPU)"),
+        ("seen-7b", "0.15", "learned from 1 run (at most 10 GiB of a GPU)"),
+        ("unmeasured-7b", "0.25", "0.25, a guess from the size in its name"),
+        ("other-7b", "0.25", "0.25, a guess from the size in its name"),
+        ("other", "1", "the job requests the default, 1"),
+        ("known", "0.5", ""),
+    ],
+)
+def test_a_model_that_the_table_does_not_know_gets_what_was_learned(model: str, need: str, words: str) -> None:
+    learned = {
+        "seen": Learned(12, {1: 31 * 1024}), "seen-7b": Learned(1, {1: 10 * 1024}), "unmeasured-7b": Learned(3, {}),
+        "known": Learned(9, {1: 70 * 1024}),
+    }  # fmt: skip
+    table = ModelTable("1", {"known": "0.5"}, learned)
+    gpus = [Gpu(0, "GPU-a", memory_mib=80 * 1024)]
+    found, notes = need_of(a_spec(arguments=("--llm", model)), table, gpus)
+    assert str(found) == need and words in "".join(notes)
+    asked, _ = need_of(a_spec(arguments=("--llm", model), gpus="0.9"), table, gpus)
+    by_memory, _ = need_of(a_spec(arguments=("--llm", model), vram_mib=8 * 1024), table, gpus)
+    assert str(asked) == "0.9" and str(by_memory) == ("0.5" if model == "known" else "0.1")
+    unknown, _ = need_of(a_spec(arguments=("--llm", model)), table, [Gpu(0, "declared:0")])
+    assert str(unknown) == ("0.5" if model == "known" else "1"), "the size of the GPU is not known"
+    assert need_of(a_spec(arguments=("--llm", model)), ModelTable("1", table.models), gpus)[0].parts == (
+        500 if model == "known" else 1000
+    )
+
+
+def test_a_new_note_about_the_model_replaces_the_old_one() -> None:
+    assert with_need_notes(("model m is new", "a"), ("model m is known",)) == ("a", "model m is known")
+    assert with_need_notes(("model m is new", "a"), ("model m is new",)) == ("model m is new", "a")
+    assert with_need_notes(("model m is new", "a"), ()) == ("a",)

@@ -6,6 +6,7 @@ import pytest
 
 from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.learned_needs import MOST_RUNS, Group, Run
+from scheduler.core.suggested_need import Learned
 from scheduler.store import seen_runs as store
 from scheduler.store.database import Database
 
@@ -32,3 +33,14 @@ def test_the_groups_that_ran_last_are_kept(database: Database, monkeypatch: pyte
         store.add_runs(connection, [(groups[2], Run(1, 1.0, None))], 9.0)
         store.add_runs(connection, [(groups[0], Run(1, 1.0, None))], 10.0)
     assert set(store.seen_runs(database.connection)) == {groups[0], groups[2], groups[4]}
+
+
+def test_the_number_of_gpus_is_a_part_of_the_group(database: Database) -> None:
+    two = Group("", "m", "/a.py", "NVIDIA A100", 2)
+    one = Group("", "m", "/a.py", "NVIDIA A100")
+    with database.writing() as connection:
+        store.add_runs(
+            connection, [(two, Run(40_000, 1.0, None)), (one, Run(30_000, 1.0, None)), (one, Run(None, 1.0, None))], 1.0
+        )
+    assert set(store.seen_runs(database.connection)) == {one, two}
+    assert store.learned_of(database.connection) == {"m": Learned(3, {1: 30_000, 2: 40_000})}

@@ -880,9 +880,7 @@ def test_s4_28_p6_a_job_out_of_gpu_memory_waits_for_a_larger_share(scheduler):
     (s.folder / "hold").unlink()
     wait_for(lambda: s.job(1)["reason_code"] == "backoff", f"it ended: {s.job(1)}")
     job = s.job(1)
-    assert job["state"] == "pending" and job["reason"].startswith(
-        "ran out of GPU memory with a need of 0.5; the next attempt has a need of 1"
-    )
+    assert job["state"] == "pending" and job["reason"].startswith("oom: asked 0.5; tried again with 1")
     assert s.status()["counts"]["pending"] == 1 and s.status()["gpus"][0]["jobs"] == []
     s.start()
     s.wait_state(1, "failed")

@@ -179,12 +179,13 @@ def test_an_ended_job_in_json_has_outcome_exit_code_times_and_failure() -> None:
     value = render.job_json(
         a_job(
             state=JobState.FAILED, outcome=Outcome.EXIT, exit_code=3, started_at=2.0, finished_at=3.0, process=Process(7, 1),
-            log_finding=Failure("oom", "CUDA out of memory", "ask for more", 3, 4),
+            log_finding=Failure("oom", "CUDA out of memory", "ask for more", 3, 4, others_mib=5, oom="victim"),
         )
     )  # fmt: skip
     assert (value["state"], value["outcome"], value["exit_code"], value["pid"]) == ("failed", "exit", 3, 7)
     assert value["failure"] == {
         "class": "oom", "line": "CUDA out of memory", "hint": "ask for more", "peak_memory": 3 << 20, "asked_memory": 4 << 20,
+        "tried_memory": None, "others_memory": 5 << 20, "oom": "victim",
         "error": None, "good_run": None, "differs": [],
     }  # fmt: skip
     assert value["finished_at"] == "1970-01-01T00:00:03.000Z"

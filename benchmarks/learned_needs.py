@@ -1,0 +1,394 @@
+"""Replays 500 jobs with real model sizes: ``python -m benchmarks.learned_needs [--seeds 5]``.
+
+Compares a model table that people wrote by hand with needs that are learned (setting `learn`, and an empty table). The decisions,
+the readings, the retries after a lack of GPU memory and the learned needs are those of the scheduler (`scheduler/core`); only the
+clock, the GPUs and the jobs are simulated:
+
+- 8 GPUs of 80 GiB. Jobs arrive within 12 hours. A job loads its model, and its memory then grows to its peak in steps. An allocation
+  for which the GPU has no room ends the job, as with torch. Jobs whose loads exceed 1 together slow each other down.
+- A model's weights have the size that its name tells (parameters x bytes of the format); evaluation, generation, LoRA and full
+  training add what they use in practice: caches, activations, gradients, optimizer states.
+- The hand-written table: for each model the weights in bf16 times a factor between 0.8 and 4 (people guess), rounded up to a
+  quarter of a GPU.
+- A job that has failed is submitted again after 30 minutes with a whole GPU (or the GPUs that it needs), as people do.
+
+The same jobs are run with each table. Out-of-memory endings count attempts. ``apply``: the hand-written table, into which
+the suggestions of `gpujob needs` are written every hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import math
+import random
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from benchmarks.figures import progress
+from scheduler.core.admission import Admission
+from scheduler.core.config import Config
+from scheduler.core.decide import decide
+from scheduler.core.failure_signs import OUT_OF_MEMORY
+from scheduler.core.gpu import Gpu
+from scheduler.core.gpu_admission import Thresholds
+from scheduler.core.gpu_snapshot import GpuProcess, GpuSnapshot
+from scheduler.core.job import Failure, Job, JobSpec, Process
+from scheduler.core.learned_needs import Group, Seen, advice
+from scheduler.core.model_table import ModelTable, need_of
+from scheduler.core.observations import Arrived, Ended, Now, Observation, Readings, Started
+from scheduler.core.placement import Fleet
+from scheduler.core.policy import policy_of
+from scheduler.core.scheduler_state import SchedulerState
+from scheduler.core.suggested_need import Learned
+from scheduler.daemon.rebooking import changed_needs
+
+GIB = 1024
+GPUS, TOTAL_MIB, DRIVER_MIB = 8, 80 * GIB, 500
+CONTEXT_MIB = 500  # CUDA context
+JOBS, ARRIVAL_S, AGAIN_S, APPLY_S = 500, 12 * 3600.0, 1800.0, 3600.0
+T0, M0 = 1e9, 1e6
+STATIC, LEARNED, APPLIED = "by hand", "learn: true", "by hand, `needs --apply` every hour"
+
+# Name → (billions of parameters, bytes for each). Sizes as published with the models.
+MODELS = {
+    "qwen2.5-0.5b-inst": (0.49, 2.0), "qwen2.5-1.5b-inst": (1.54, 2.0), "qwen2.5-3b-inst": (3.09, 2.0), "qwen2.5-7b-inst": (7.62, 2.0),
+    "qwen2.5-14b-inst": (14.8, 2.0), "qwen2.5-32b-inst": (32.8, 2.0), "qwen2.5-32b-inst-awq": (32.8, 0.6), "qwen2.5-72b-inst-awq": (72.7, 0.6),
+    "llama-3.2-1b-inst": (1.24, 2.0), "llama-3.2-3b-inst": (3.21, 2.0), "llama-3.1-8b-inst": (8.03, 2.0), "llama-3.1-70b-inst-4bit": (70.6, 0.6),
+    "mistral-7b-v0.3": (7.25, 2.0), "mixtral-8x7b-4bit": (46.7, 0.6), "gemma-2-2b-it": (2.61, 2.0), "gemma-2-9b-it": (9.24, 2.0),
+    "gemma-2-27b-it": (27.2, 2.0), "phi-3.5-mini": (3.82, 2.0), "phi-4": (14.7, 2.0), "gpt2-xl": (1.56, 4.0),
+}  # fmt: skip
+SCRIPTS = {"eval.py": 0.5, "generate.py": 0.25, "lora.py": 0.2, "train.py": 0.05}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A job of the workload. ``peak_mib``: the most memory that it uses; ``load``: of a GPU; ``run_s``: alone on a GPU."""
+
+    number: int
+    model: str
+    script: str
+    arrives: float
+    first_mib: int
+    peak_mib: int
+    load: float
+    run_s: float
+    steps: tuple[float, ...]  # parts of its run at which its memory grows
+
+
+def workload(seed: int) -> list[Work]:
+    """Return the jobs, by arrival."""
+    dice = random.Random(seed)
+    found = []
+    for number, arrives in enumerate(sorted(dice.uniform(0, ARRIVAL_S) for _ in range(JOBS)), start=1):
+        script = dice.choices([*SCRIPTS], [*SCRIPTS.values()])[0]
+        small = [name for name, (size, _) in MODELS.items() if size < 3.3]
+        trainable = [name for name, (size, width) in MODELS.items() if width == 2.0 and size < 20]
+        model = dice.choice(small if script == "train.py" else trainable if script == "lora.py" else [*MODELS])
+        size, width = MODELS[model]
+        weights = size * 1e9 * width / (1 << 20)
+        if script == "eval.py":  # a short context: a small cache
+            more, load, run_s = (
+                weights * dice.uniform(0.05, 0.2) + dice.uniform(1, 3) * GIB,
+                dice.uniform(0.15, 0.4),
+                40,
+            )
+        elif script == "generate.py":  # a long context: a large cache
+            more, load, run_s = weights * dice.uniform(0.1, 0.3) + dice.uniform(2, 6) * GIB, dice.uniform(0.2, 0.5), 60
+        elif script == "lora.py":  # activations; gradients of few parameters
+            more, load, run_s = weights * dice.uniform(0.3, 0.5) + dice.uniform(3, 8) * GIB, dice.uniform(0.4, 0.8), 120
+        else:  # AdamW: 16 bytes for each parameter, and activations
+            more, load, run_s = weights * 7 + dice.uniform(3, 6) * GIB, dice.uniform(0.7, 1.0), 180
+        peak = min(TOTAL_MIB - DRIVER_MIB - GIB, round(weights + more + CONTEXT_MIB))
+        steps = tuple(sorted(dice.uniform(0.02, 0.3) for _ in range(4)))
+        run_s = 60.0 * run_s * dice.lognormvariate(0, 0.6)
+        found.append(
+            Work(number, model, script, arrives, min(peak, round(weights + CONTEXT_MIB)), peak, load, run_s, steps)
+        )
+    return found
+
+
+def hand_written(seed: int) -> ModelTable:
+    """Return the table that people guessed."""
+    dice = random.Random(seed + 1000)
+    needs = {}
+    for model, (size, _) in MODELS.items():
+        guess = size * 1e9 * 2 / (1 << 20) * math.exp(dice.uniform(math.log(0.8), math.log(4.0)))
+        needs[model] = f"{min(4, max(1, math.ceil(4 * guess / TOTAL_MIB))) / 4:g}"
+    return ModelTable("1", needs)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A running attempt. ``done``: the part of its run that is over; ``rate``: parts in each second."""
+
+    job: Job
+    work: Work
+    gpu: int
+    mib: int = 0
+    done: float = 0.0
+    since: float = 0.0
+    rate: float = 0.0
+    version: int = 0
+    grown: int = 0  # steps of its memory so far
+
+    def next_at(self) -> float:
+        """Return the time of its next allocation, or of its end."""
+        part = self.work.steps[self.grown] if self.grown < len(self.work.steps) else 1.0
+        return self.since + max(0.0, part - self.done) / self.rate
+
+    def wanted(self) -> int:
+        """Return its memory after the next step."""
+        return self.work.first_mib + round(
+            (self.work.peak_mib - self.work.first_mib) * (self.grown + 1) / len(self.work.steps)
+        )
+
+
+@dataclass(slots=True)
+class Figures:
+    """Results of one run. ``lost_s``: seconds of attempts that ran out of memory."""
+
+    out_of_memory: int = 0
+    failed: int = 0
+    makespan_s: float = 0.0
+    mean_jct_s: float = 0.0
+    lost_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Replay:
+    """One run of the workload. ``table``: the model table; ``learn``: the setting; ``apply``: write suggestions into the table."""
+
+    works: Sequence[Work]
+    table: ModelTable
+    learn: bool
+    apply: bool
+    figures: Figures = field(default_factory=Figures)
+    at: float = 0.0
+    jobs: dict[int, Job] = field(default_factory=dict)
+    of: dict[int, Work] = field(default_factory=dict)
+    running: dict[int, Attempt] = field(default_factory=dict)
+    learned: dict[str, Learned] = field(default_factory=dict)
+    seen: dict[Group, Seen] = field(default_factory=dict)
+    events: list[tuple[float, int, str, int, int]] = field(default_factory=list)
+    ended: dict[int, float] = field(default_factory=dict)
+    state: SchedulerState = field(init=False)
+    _order: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        gpus = [Gpu(i, f"GPU-{i}", name="A100-80GB", memory_mib=TOTAL_MIB) for i in range(GPUS)]
+        self.state = SchedulerState(Fleet(gpus), self.jobs.get)
+        self.state.policy = policy_of(Config())
+        self.state.fleet.admission = Admission.of(gpus, Thresholds(), self._now())
+        self.state.watch_admission()
+
+    def _now(self) -> Now:
+        return Now(T0 + self.at, M0 + self.at)
+
+    def _add(self, at: float, what: str, number: int, version: int = 0) -> None:
+        heapq.heappush(self.events, (at, next(self._order), what, number, version))
+
+    def run(self) -> Figures:
+        """Run all jobs to their end; return the figures."""
+        for work in self.works:
+            self._add(work.arrives, "arrives", work.number)
+        if self.apply:
+            self._add(APPLY_S, "apply", 0)
+        told: list[Observation] = []
+        while self.events or told or len(self.ended) < len(self.works):
+            again = self._pass(told)
+            told = again
+            if again:
+                continue
+            timer = self.state.next_timer()
+            following = min(self.events[0][0] if self.events else math.inf, math.inf if timer is None else timer - M0)
+            if following == math.inf:
+                break
+            self.at = max(self.at, following)
+            told = self._happened()
+        assert len(self.ended) == len(self.works), f"{len(self.works) - len(self.ended)} jobs never ended"
+        self.figures.makespan_s = max(self.ended.values())
+        waits = [self.ended[work.number] - work.arrives for work in self.works]
+        self.figures.mean_jct_s = sum(waits) / len(waits)
+        return self.figures
+
+    # -- the scheduler ----------------------------------------------------------------------------------------
+
+    def _needs(self) -> ModelTable:
+        return replace(self.table, learned=self.learned) if self.learn else self.table
+
+    def _pass(self, told: list[Observation]) -> list[Observation]:
+        """Read the GPUs and decide; return what the next pass must be told at the same time."""
+        plan = decide(self.state, [self._reading(), *told], self._now())
+        again: list[Observation] = []
+        for job in plan.starts:
+            again.append(Started(job.id, job.attempt, Process(job.id, 1), T0 + self.at))
+            self._start(job)
+        for group, run in plan.measured:
+            self.learned[group.model] = self.learned.get(group.model, Learned(0, {})).with_run(
+                group.count, run.peak_mib
+            )
+            self.seen[group] = self.seen.get(group, Seen()).with_run(run)
+        if plan.measured and self.learn:
+            again += self._recompute()
+        for job in plan.changed.values():
+            if job.state.ended and job.id in self.of:
+                self._ended(job)
+        if plan.read_since is not None and not again:
+            self.at += 1e-3  # the reading that was asked for
+            again.append(self._reading())
+        return again
+
+    def _recompute(self) -> list[Observation]:
+        waiting = [job for job in self.jobs.values() if job.state.value == "pending" and not job.oom_retries]
+        return [Arrived(job) for job in changed_needs(self.state.fleet.managed, self._needs(), waiting)]
+
+    def _reading(self) -> Readings:
+        found = []
+        for index, gpu in self.state.fleet.gpus.items():
+            on = [one for one in self.running.values() if one.gpu == index]
+            processes = tuple(
+                GpuProcess(one.job.id, one.mib, owner=one.job.attempt_key, ours=True, load=one.work.load) for one in on
+            )
+            used = DRIVER_MIB + sum(one.mib for one in on)
+            load = min(1.0, sum(one.work.load for one in on))
+            found.append(GpuSnapshot(gpu.uuid, index, gpu.name, TOTAL_MIB, used, load, processes=processes))
+        return Readings(M0 + self.at, tuple(found))
+
+    # -- the jobs ---------------------------------------------------------------------------------------------
+
+    def _happened(self) -> list[Observation]:
+        """Return what happens now: arrivals, allocations that fail, ends."""
+        told: list[Observation] = []
+        while self.events and self.events[0][0] <= self.at:
+            _, _, what, number, version = heapq.heappop(self.events)
+            if what == "arrives":
+                told.append(Arrived(self._submitted(self.works[number - 1], "")))
+            elif what == "again":
+                told.append(Arrived(self._submitted(self.works[number - 1], "1")))
+            elif what == "apply":
+                told += self._apply()
+                if len(self.ended) < len(self.works):
+                    self._add(self.at + APPLY_S, "apply", 0)
+            elif number in self.running and self.running[number].version == version:
+                told += self._step(self.running[number])
+        return told
+
+    def _submitted(self, work: Work, gpus: str) -> Job:
+        number = len(self.jobs) + 1
+        spec = JobSpec(script=f"/work/{work.script}", arguments=("--llm", work.model), gpus=gpus)
+        need, notes = need_of(spec, self._needs(), self.state.fleet.managed)
+        job = Job(number, spec, need, order=number, submitted_at=T0 + self.at, notes=notes)
+        self.jobs[number], self.of[number] = job, work
+        return job
+
+    def _apply(self) -> list[Observation]:
+        rows = advice(self.table, self.seen, self.state.fleet.managed)
+        changed = {row.model: str(row.suggestion.need) for row in rows if row.differs and row.suggestion is not None}
+        self.table = replace(self.table, models={**self.table.models, **changed})
+        return self._recompute() if changed else []
+
+    def _start(self, job: Job) -> None:
+        attempt = Attempt(job, self.of[job.id], job.gpus[0], since=self.at)
+        self.running[job.id] = attempt
+        self._speeds(attempt.gpu)
+
+    def _speeds(self, gpu: int) -> None:
+        """Compute how fast the jobs of a GPU go on, and plan their next events."""
+        on = [one for one in self.running.values() if one.gpu == gpu]
+        slower = max(1.0, sum(one.work.load for one in on))
+        for one in on:
+            one.done += (self.at - one.since) * one.rate
+            one.since, one.rate = self.at, 1.0 / (one.work.run_s * slower)
+            one.version += 1
+            self._add(one.next_at(), "step", one.job.id, one.version)
+
+    def _step(self, one: Attempt) -> list[Observation]:
+        """Let an attempt allocate, or end it."""
+        one.done += (self.at - one.since) * one.rate
+        one.since = self.at
+        if one.grown == len(one.work.steps):
+            self._leave(one)
+            return [Ended(one.job.id, one.job.attempt, 0, None, T0 + self.at)]
+        wanted = one.wanted()
+        others = DRIVER_MIB + sum(
+            other.mib for other in self.running.values() if other.gpu == one.gpu and other is not one
+        )
+        if others + wanted > TOTAL_MIB:
+            self._leave(one)
+            self.figures.out_of_memory += 1
+            self.figures.lost_s += self.at + T0 - (one.job.started_at or 0.0)
+            return [
+                Ended(
+                    one.job.id, one.job.attempt, 1, None, T0 + self.at,
+                    failure=Failure(
+                        OUT_OF_MEMORY, peak_mib=one.mib or None, tried_mib=wanted - one.mib,
+                        free_mib=TOTAL_MIB - others - one.mib, others_mib=others,
+                    ),
+                )
+            ]  # fmt: skip
+        one.mib, one.grown = wanted, one.grown + 1
+        one.version += 1
+        self._add(one.next_at(), "step", one.job.id, one.version)
+        return []
+
+    def _leave(self, one: Attempt) -> None:
+        del self.running[one.job.id]
+        self._speeds(one.gpu)
+
+    def _ended(self, job: Job) -> None:
+        work = self.of.pop(job.id)
+        if job.succeeded:
+            self.ended[work.number] = self.at
+        else:
+            self.figures.failed += 1
+            self._add(self.at + AGAIN_S, "again", work.number)
+
+
+def figures_of(seed: int) -> dict[str, Figures]:
+    """Return the figures with each table."""
+    works, table = workload(seed), hand_written(seed)
+    return {
+        STATIC: Replay(works, table, learn=False, apply=False).run(),
+        LEARNED: Replay(works, ModelTable(), learn=True, apply=False).run(),
+        APPLIED: Replay(works, table, learn=False, apply=True).run(),
+    }
+
+
+def _share(parts: Iterable[float], whole: Iterable[float]) -> str:
+    return f"{100 * (sum(parts) / sum(whole) - 1):+.0f} %"
+
+
+def main() -> int:
+    """Print the table of figures: sums of endings, and means of times, over the seeds."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=5)
+    given = parser.parse_args()
+    found: dict[str, list[Figures]] = {STATIC: [], LEARNED: [], APPLIED: []}
+    for seed in range(1, given.seeds + 1):
+        progress(f"seed {seed} of {given.seeds}")
+        for name, figures in figures_of(seed).items():
+            found[name].append(figures)
+    progress("")
+    base = found[STATIC]
+    print(f"{given.seeds} workloads of {JOBS} jobs of {len(MODELS)} models on {GPUS} GPUs of 80 GiB\n")
+    print("| needs | attempts that ran out of memory | jobs that failed | makespan | mean time to completion | lost |")
+    print("|---|---|---|---|---|---|")
+    for name, rows in found.items():
+        count = len(rows)
+        cells = [
+            name,
+            f"{sum(row.out_of_memory for row in rows) / count:.1f} ({_share((r.out_of_memory for r in rows), (r.out_of_memory for r in base))})",
+            f"{sum(row.failed for row in rows) / count:.1f}",
+            f"{sum(row.makespan_s for row in rows) / count / 3600:.1f} h ({_share((r.makespan_s for r in rows), (r.makespan_s for r in base))})",
+            f"{sum(row.mean_jct_s for row in rows) / count / 3600:.1f} h ({_share((r.mean_jct_s for r in rows), (r.mean_jct_s for r in base))})",
+            f"{sum(row.lost_s for row in rows) / count / 3600:.1f} h",
+        ]
+        print(f"| {' | '.join(cells)} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
