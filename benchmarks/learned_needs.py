@@ -296,7 +296,7 @@ class Replay:
         self._speeds(attempt.gpu)
 
     def _speeds(self, gpu: int) -> None:
-        """Compute how fast the jobs of a GPU go on, and plan their next events."""
+        """Compute the speed of the jobs of a GPU, and plan their next events."""
         on = [one for one in self.running.values() if one.gpu == gpu]
         slower = max(1.0, sum(one.work.load for one in on))
         for one in on:

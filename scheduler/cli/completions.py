@@ -5,6 +5,7 @@ A completion never shows an error and never starts a scheduler.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -17,6 +18,7 @@ from scheduler.core.gpu import gpu_ids_text
 from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.job_options import LINE_KEYS
 from scheduler.core.launch import CONDA_MODES, CUDA_MODES, LAUNCHERS
+from scheduler.core.model_table import ModelTable, table_from
 from scheduler.core.secrets import without_secrets
 from scheduler.core.topology import LINK_WORDS
 
@@ -139,6 +141,15 @@ def unpaused_gpu(client: SchedulerClient, incomplete: str) -> Found:
     """Offer the managed GPUs that are not paused."""
     managed, paused = client.pauses()
     return ((str(gpu), "") for gpu in managed if gpu not in paused)
+
+
+@_quietly
+def model(client: SchedulerClient, incomplete: str) -> Found:
+    """Offer the models of the model table and those that have run."""
+    noted = client.remembered("model_table")
+    table = table_from(json.loads(noted), "") if noted else ModelTable()
+    names = (one.model for one in client.needs(table) if one.model == without_secrets(one.model))
+    return ((name, "") for name in names if name.startswith(incomplete))
 
 
 @_quietly

@@ -1,4 +1,4 @@
-"""Declaration of the verbs for the whole machine: who, lease, service and system."""
+"""Declaration of the verbs for the whole machine: who, needs, lease, service and system."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Annotated, Optional
 
 import typer
 
+from scheduler.cli import completions
+from scheduler.cli.arguments import ConfigFile, Json, StateFile, which
 from scheduler.core.errors import Refused, UsageError
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     app.command("who")(who)
+    app.command("needs")(needs)
     app.command("service")(service)
     app.command("system")(system)
     app.command("watch")(watch)
@@ -30,6 +33,26 @@ def who(
     from scheduler.cli.who import who as show
 
     raise typer.Exit(show(json=json))
+
+
+def needs(
+    models: Annotated[
+        Optional[list[str]],
+        typer.Argument(metavar="[MODEL…]", help="Only these models.", autocompletion=completions.model),
+    ] = None,
+    *,
+    apply: Annotated[
+        bool,
+        typer.Option("--apply", help="Write the suggestions into the model table; a guess only if its model is named."),
+    ] = False,
+    json: Json = False,
+    state_file: StateFile = None,
+    config: ConfigFile = None,
+) -> None:
+    """Show for each model the need in the model table, what its runs used (MAX of all, P95 of the newest), and a suggestion."""
+    from scheduler.cli.needs import needs as run
+
+    raise typer.Exit(run(models or (), apply=apply, json=json, **which(state_file, config)))
 
 
 def lease(

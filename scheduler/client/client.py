@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from scheduler.client.outlook import Explanation, Outlook
     from scheduler.client.overview import Overview, Watch
     from scheduler.client.who import UserUse
+    from scheduler.core.learned_needs import Advice
     from scheduler.core.model_table import ModelTable
     from scheduler.core.placement import Fleet
     from scheduler.core.requests import Answer, Request
@@ -529,6 +530,17 @@ class SchedulerClient(CurvesClient):
                 since=since,
                 known_since=rows.known_since(connection),
             )
+
+    def needs(self, table: ModelTable, every: bool = False) -> list[Advice]:
+        """Return the advice on the need of each model of ``table``, and of each model that has run, sorted by name.
+
+        ``every``: count the runs of all users; of a scheduler of several users, only an administrator may ask for that.
+        """
+        from scheduler.core.learned_needs import advice
+        from scheduler.store.seen_runs import seen_runs
+
+        with self._reading() as connection:
+            return advice(table, seen_runs(connection), rows.gpus(connection))
 
     def shares(self) -> tuple[list[UserUse], float]:
         """Return the use of each user in a scheduler of several users, and the half-life of the use in seconds."""

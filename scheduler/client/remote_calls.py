@@ -23,6 +23,7 @@ from scheduler.client.who import UserUse
 from scheduler.core import errors
 from scheduler.core.errors import SchedulerError
 from scheduler.core.history import GpuSample, JobSample, PauseSpan
+from scheduler.core.learned_needs import Advice
 from scheduler.core.model_table import ModelTable
 from scheduler.core.rights import Caller
 from scheduler.core.usage_report import Report
@@ -31,7 +32,7 @@ from scheduler.system.typed_json import plain, typed
 READING = frozenset({
     "alive", "gpus", "managed", "remembered", "settings", "overview", "jobs", "newest_in", "job", "newest", "pauses",
     "states", "known", "sessions", "select", "report", "shares", "first_submitted", "gpu_history", "job_history", "pause_spans",
-    "ticks", "tallies", "last_id", "watched", "outlook", "explain", "preview",
+    "ticks", "tallies", "last_id", "watched", "outlook", "explain", "preview", "needs",
 })  # fmt: skip
 CHANGING = frozenset({"ask_for", "submit", "reset", "watch", "new_token"})
 CALLS = READING | CHANGING
@@ -42,7 +43,7 @@ LONGEST_ANSWER = 1 << 30
 BUSY = "busy"  # code of the error for a connection too many: nothing was carried out
 _TYPES = {
     **vars(client_module), "Overview": Overview, "GpuSample": GpuSample, "JobSample": JobSample, "PauseSpan": PauseSpan,
-    "ModelTable": ModelTable, "Outlook": Outlook, "Explanation": Explanation, "Preview": Preview, "Report": Report, "Caller": Caller, "UserUse": UserUse, "Iterable": Sequence, "Mapping": Mapping,
+    "ModelTable": ModelTable, "Outlook": Outlook, "Explanation": Explanation, "Preview": Preview, "Advice": Advice, "Report": Report, "Caller": Caller, "UserUse": UserUse, "Iterable": Sequence, "Mapping": Mapping,
 }  # fmt: skip
 _ERRORS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, SchedulerError)

@@ -144,7 +144,7 @@ class NotAsked(NoDaemon):
 
 
 class NotFound(SchedulerError):
-    """Error: there is no such job or GPU (exit code 6)."""
+    """Error: there is no such job, GPU or model (exit code 6)."""
 
     exit_code = 6
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from scheduler.core.failure_signs import CLASSES, OUT_OF_MEMORY
 from scheduler.core.job import Job, JobState
-from scheduler.core.out_of_memory import VICTIM, asked_and_peak
+from scheduler.core.out_of_memory import memory_text
 from scheduler.core.secrets import without_secrets
-from scheduler.core.units import mib_text
 
 LONGEST = 120
 # Words of the notes with which a job is tried again (`core/endings.py`): a test compares them.
@@ -26,10 +25,8 @@ def failure_line(job: Job) -> str:
 def _of_failure(job: Job) -> str:
     found = job.failure
     assert found is not None
-    if found.kind == OUT_OF_MEMORY and job.need.count and (found.peak_mib or found.tried_mib):
-        asked = f"{job.need} ({mib_text(found.asked_mib)})" if found.asked_mib else str(job.need)
-        others = "; other processes used the rest" if found.oom == VICTIM else ""
-        return f"{found.kind}: {asked_and_peak(asked, found)}{others}"
+    if found.kind == OUT_OF_MEMORY and (found.peak_mib or found.tried_mib or found.oom):
+        return f"{found.kind}: {memory_text(job, found)}"
     meaning = CLASSES[found.kind].meaning if found.kind in CLASSES else found.hint
     told = found.line or found.error or meaning
     return f"{found.kind}: {told}" if told else found.kind

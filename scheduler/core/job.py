@@ -190,7 +190,8 @@ class Process:
 class Failure:
     """A cause of failure (`core/failure_classes.py`). ``kind``: one of our classes, or one of the user's.
 
-    ``line``: the line of the log that shows it; empty if the exit code or signal does. Sizes are MiB of one GPU.
+    ``line``: the line of the log that shows it, or the kernel's sentence; empty if the exit code or signal does. Sizes
+    are MiB of one GPU.
     """
 
     kind: str

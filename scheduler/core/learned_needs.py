@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from scheduler.core.check_spec import is_utf8
 from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Job
@@ -18,6 +19,7 @@ from scheduler.core.model_table import ModelTable, model_in, words_of
 from scheduler.core.suggested_need import Suggestion, highest, suggestion
 
 MOST_RUNS = 100  # newest runs kept of each group
+LONGEST_MODEL = 300  # characters of a name; runs of longer ones are not kept
 DONE, OTHERWISE = "done", "otherwise"  # how an attempt ended, beside OUT_OF_MEMORY
 
 
@@ -78,13 +80,17 @@ def p95(values: Collection[float]) -> float | None:
 
 
 def group_of(job: Job, gpus: Mapping[int, Gpu]) -> Group | None:
-    """Return the group of the current attempt of a job; None if it names no model, or uses no GPU. ``gpus``: by index."""
+    """Return the group of the current attempt of a job; None if it names no model, or uses no GPU. ``gpus``: by index.
+
+    A model whose name is too long or not UTF-8 cannot be in a model table, so it has no group.
+    """
     model = model_in(words_of(job.spec))
     names = [gpus[gpu].name for gpu in job.gpus if gpu in gpus]
-    if model is None or not names:
+    if model is None or not names or len(model) > LONGEST_MODEL or not is_utf8(model):
         return None
     program = job.spec.script or (job.spec.arguments[0] if job.spec.arguments else "")
-    return Group(job.spec.user, model, program, names[0], len(names))
+    shown = program.encode("utf-8", "backslashreplace").decode()  # the store records only UTF-8
+    return Group(job.spec.user, model, shown, names[0], len(names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,9 @@ class Started:
 class Ended:
     """The main process of an attempt ended: exactly one of ``exit_code`` and ``signal`` is set.
 
-    ``leftovers``: processes of the attempt that still live; ``failure``: the cause of failure found in the log.
+    ``leftovers``: processes of the attempt that still live; ``failure``: the cause of failure found in the log;
+    ``oom_kills``: processes that the kernel ended in the attempt's memory cgroup, which other jobs may share, while it
+    ran, because memory ran out.
     """
 
     job: int
@@ -92,6 +94,7 @@ class Ended:
     leftovers: tuple[Process, ...] = ()
     failure: Failure | None = None
     note: str = ""  # a sentence added to the job's notes
+    oom_kills: int = 0
     unsure: tuple[Process, ...] = ()  # ``leftovers`` that may be another job's: they hold GPUs, but delay no cancel
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
 from scheduler.core.job import Failure, Job
 from scheduler.core.suggested_need import STEP
@@ -124,23 +125,25 @@ def _raised(need: ResourceRequest, before: int, asked: int, wanted: int, sizes: 
     return NextNeed(raised, vram, words)
 
 
-def retry_note(job: Job, failure: Failure, after: NextNeed) -> str:
-    """Return the sentence about a retry, such as ``oom: asked 0.25, peaked at 31 GiB; tried again with 0.5``."""
-    peak = failure.peak_mib
+def memory_text(job: Job, failure: Failure) -> str:
+    """Return a text such as ``asked 0.25 (20 GiB), peaked at 31 GiB``, for a job that ran out of GPU memory."""
+    peak, asked = failure.peak_mib, failure.asked_mib
     if failure.oom == VICTIM:
         used = f"used {mib_text(peak)}" if peak else "used no more than it asked for"
-        of = f" of the {mib_text(failure.asked_mib)} that it asked for" if peak and failure.asked_mib else ""
-        return f"oom: {used}{of}; other processes used the rest; tried again {after.words}"
+        of = f" of the {mib_text(asked)} that it asked for" if peak and asked else ""
+        return f"{used}{of}; other processes used the rest"
+    size = f" ({mib_text(asked)})" if asked else ""
     by_memory = job.need.parts == BY_MEMORY and job.spec.vram_mib
-    asked = mib_text(job.spec.vram_mib or 0) if by_memory else str(job.need)
-    return f"oom: {asked_and_peak(asked, failure)}; tried again with {after.words}"
-
-
-def asked_and_peak(asked: str, failure: Failure) -> str:
-    """Return a text such as ``asked 0.25, peaked at 31 GiB, tried to get 2 GiB more``. ``asked``: the need as text."""
-    parts = [f"asked {asked}"]
-    if failure.peak_mib:
-        parts.append(f"peaked at {mib_text(failure.peak_mib)}")
+    need = mib_text(job.spec.vram_mib or 0) if by_memory else f"{job.need}{size}"
+    parts = [f"asked {need}" if job.need.count else "had no GPU"]
+    if peak:
+        parts.append(f"peaked at {mib_text(peak)}")
     if failure.tried_mib:
-        parts.append(f"tried to get {mib_text(failure.tried_mib)}" + (" more" if failure.peak_mib else ""))
+        parts.append(f"tried to get {mib_text(failure.tried_mib)}" + (" more" if peak else ""))
     return ", ".join(parts)
+
+
+def retry_note(job: Job, failure: Failure, after: NextNeed) -> str:
+    """Return the sentence about a retry, such as ``oom: asked 0.25 (20 GiB), peaked at 31 GiB; tried again with 0.5``."""
+    how = after.words if failure.oom == VICTIM else f"with {after.words}"
+    return f"{OUT_OF_MEMORY}: {memory_text(job, failure)}; tried again {how}"

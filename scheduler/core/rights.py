@@ -56,6 +56,7 @@ RIGHTS: dict[str, Right] = {
     "resume": _right("resume a GPU", ADMINISTRATOR),
     "pausequeue": _right("pause or resume the whole queue (`queue pause`)", ADMINISTRATOR),
     "pause_own": _right("pause or resume all of one's own jobs (`queue pause` of a user)", *ROLES),
+    "needs": _right("see the runs of all users in `needs`, and apply suggested needs", ADMINISTRATOR),
     "reset": _right("forget ended jobs", ADMINISTRATOR),
 }
 

@@ -72,8 +72,11 @@ def suggestion(
     """Return the suggested need of a model; None if nothing is known of it, or of the size of the GPUs.
 
     ``before``: its need in the model table; the number of GPUs stays. If there is none, it is the lowest number with which the
-    model was seen to run. The need is never below the highest peak that was seen.
+    model was seen to run. The need is never below the highest peak that was seen. For
+    a model whose need is a MIG instance, nothing is suggested.
     """
+    if before is not None and before.instance:
+        return None
     sizes = [gpu.memory_mib for gpu in gpus if gpu.memory_mib and not gpu.profile]
     if not sizes:
         return None

@@ -47,6 +47,7 @@ from scheduler.daemon.failure_diagnosis import with_causes, with_time_limits
 from scheduler.daemon.followed_files import FollowedFile, FollowedFiles
 from scheduler.daemon.ingest import IngestResult, Reader, machine_text
 from scheduler.daemon.journal_writer import JournalWriter
+from scheduler.daemon.kernel_kills import open_kernel_kills
 from scheduler.daemon.learning import Learning
 from scheduler.daemon.managed_gpus import ManagedGpus
 from scheduler.daemon.parts import Part
@@ -98,6 +99,7 @@ class Daemon:
         self.state: SchedulerState
         self.state_writer: StateWriter
         self._lookup = lookup
+        self._kernel_kills = None if context.shared else open_kernel_kills()
         self._preparer = LaunchPreparer(context, self._lookup, runner.name, limits)
         self._records = RunRecords(context)
         self.messages = PassMessages(context)
@@ -208,8 +210,10 @@ class Daemon:
 
     def _with_causes(self, observations: list[Observation]) -> list[Observation]:
         """Add the causes of failures from logs; agents have done that already, with the rights of their users."""
-        add = with_time_limits if self._context.shared else with_causes
-        return add(self.state.live, observations, self._context.config.failure_classes or ())
+        own = self._context.config.failure_classes or ()
+        if self._context.shared:
+            return with_time_limits(self.state.live, observations, own)
+        return with_causes(self.state.live, observations, own, self._kernel_kills)
 
     def _unrecorded_end(self, job: Job) -> list[Observation]:
         """Return the observations of the job's attempt that are not recorded yet, if one of them ends the attempt.

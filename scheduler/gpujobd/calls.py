@@ -34,6 +34,7 @@ from scheduler.core.file_offsets import Refusal
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import Job, JobSpec
 from scheduler.core.job_options import EDITABLE, LONGEST_LABEL
+from scheduler.core.learned_needs import Advice, advice
 from scheduler.core.log_names import user_logs
 from scheduler.core.model_table import ModelTable, table_from
 from scheduler.core.requests import KINDS, Edit, Requeue, to_row
@@ -47,6 +48,7 @@ from scheduler.intake.machine_settings import MachineFile, MachineSettings
 from scheduler.store import file_offsets as kept
 from scheduler.store import jobs as rows
 from scheduler.store.database import Database
+from scheduler.store.seen_runs import seen_runs
 from scheduler.system.typed_json import from_json, plain, to_json, typed
 from scheduler.web.user_keys import new_token, tokens_file
 
@@ -112,6 +114,16 @@ class LimitedClient(SchedulerClient):
         with self._reading() as connection:
             of = f"{self.user}:"
             return kept.refused(connection, of=of), kept.duplicates(connection, of)
+
+    def needs_for(self, caller: Caller, table: ModelTable, *, every: bool) -> list[Advice]:
+        """Return the advice on needs from the runs that a caller may see. Raises Refused. ``every``: see `needs`."""
+        if every:
+            check(caller, "needs", "change the model table")
+        with self._reading() as connection:
+            seen, gpus = seen_runs(connection), rows.gpus(connection)
+        if not may(caller, "needs"):
+            seen = {group: runs for group, runs in seen.items() if group.user == caller.user}
+        return advice(table, seen, gpus)
 
     def _users(self, connection: sqlite3.Connection) -> Users:
         """Return whose turn it is, and the limits."""
@@ -230,6 +242,8 @@ class Calls:
             return self._submit(client, caller, given)
         if name == "preview":
             return client.preview(self._spec_of(client, caller, given["spec"]), {}, self._table(client))
+        if name == "needs":
+            return client.needs_for(caller, self._table(client), every=given.get("every", False))
         if name == "outlook":
             given["budget_s"] = min(OUTLOOK_S, max(0.0, given.get("budget_s", OUTLOOK_S)))
         if name == "explain":

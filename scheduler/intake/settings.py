@@ -313,17 +313,26 @@ def model_table(path: str, trust_group: bool = False, *, needed: bool = False) -
     ``needed``: whether a missing file is an error. Raises UsageError if the file is no valid model table (Mistakes
     if there are several mistakes), and FileTrouble if other users could write the file. The errors name the lines.
     """
-    if not path:
-        return ModelTable()
+    data = table_bytes(path, trust_group, needed=needed) if path else None
+    return ModelTable() if data is None else table_in(data, path)
+
+
+def table_bytes(path: str, trust_group: bool = False, *, needed: bool = False) -> bytes | None:
+    """Return the contents of the model table at ``path``; None if there is no file. Raises as `model_table` does."""
     try:
         data, places = read_private(path, LARGEST_TABLE + 1, trust_group), places_of(path)
         check_places(path, places, trust_group)
     except FileNotFoundError:
         if needed or os.path.islink(path):
             raise UsageError("no such model table", where=path) from None
-        return ModelTable()
+        return None
     except OSError as error:
         raise cannot_be_read(error, path) from None
+    return data
+
+
+def table_in(data: bytes, path: str) -> ModelTable:
+    """Return the model table in the contents of the file ``path``. Raises UsageError, Mistakes; they name the lines."""
     if len(data) > LARGEST_TABLE:
         raise UsageError(f"larger than {LARGEST_TABLE >> 20} MiB, so it is not read as a model table", where=path)
     try:

@@ -88,14 +88,16 @@ def not_started(job: int, attempt: int, found: attempt_record.AttemptRecord, now
     return start_trouble(job, attempt, found.code % attempt_record.A_STAGE, found.ended_at or now, stage)
 
 
-def ending(job: int, attempt: int, how: str, code: int, at: float, left: Sequence[Process]) -> Ended:
+def ending(
+    job: int, attempt: int, how: str, code: int, at: float, left: Sequence[Process], oom_kills: int = 0
+) -> Ended:
     """Return the observation that an attempt ended.
 
-    ``how``, ``code``: contents of the END field (see `attempt_record`); ``at``: seconds since 1970 (UTC); ``left``:
-    leftover processes.
+    ``how``, ``code``, ``oom_kills``: contents of the END field (see `attempt_record`); ``at``: seconds since 1970 (UTC);
+    ``left``: leftover processes.
     """
     exit_code, number, note = attempt_record.meaning(how, code)
-    return Ended(job, attempt, exit_code, number, at, tuple(left), note=note)
+    return Ended(job, attempt, exit_code, number, at, tuple(left), note=note, oom_kills=oom_kills)
 
 
 def read_ending(
@@ -217,7 +219,8 @@ def settle(
     elif verdict in (Verdict.FINISH, Verdict.FINISH_HOLDING):
         mark = Mark(job.id, job.attempt, state_file, names)
         left = members(mark, process, seen_.others) if verdict is Verdict.FINISH_HOLDING else ()
-        observations.append(ending(job.id, job.attempt, found.how, found.code, found.ended_at or now, left))
+        at = found.ended_at or now
+        observations.append(ending(job.id, job.attempt, found.how, found.code, at, left, found.oom_kills))
     elif verdict in (Verdict.LOST, Verdict.WATCH_LOST):
         observations.append(Lost(job.id, job.attempt, why_lost(found.kind, seen_.same_boot), now, seen_.others))
     return verdict, observations, process

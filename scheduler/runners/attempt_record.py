@@ -4,14 +4,16 @@ The fields are written in place. A new record has blanks in each field that is n
 no new disk space and a full disk cannot lose it. Layout (offset, field, contents, length in bytes)::
 
     0     HEAD    "gpujob record 1\\n"                                    16
-    16    PID     "pid P ticks T at NS supervisor K boot B\\n", blank until known   160
-    176   END     "exit C at NS sum S\\n" or "signal N …", "hangup N …", "never N …"   96
+    16    PID     "pid P ticks T at NS supervisor K boot B oom_kills M\\n", blank until known   160
+    176   END     "exit C at NS sum S oom_kills M sum S\\n" or "signal N …", "hangup N …", "never N …"   96
     272   SPEC    one line of JSON: the job and its allocation, enough to rebuild the store
     …     PLACE   on a cluster: one line of JSON: node, gpus (ids there), engine_job, partition
 
 Times NS are nanoseconds since 1970 (UTC). "hangup N": the terminal was closed before the job ended; N is the exit
 code, or 1000 + the signal. "never N": the command did not start; N is 1000 * stage + errno (stage: an index of
-STAGES), or 0 if the attempt was given up before its command started.
+STAGES), or 0 if the attempt was given up before its command started. "oom_kills M" in PID: the kernel's counter of
+processes that it ended in this cgroup because memory ran out, before the start (may be missing); in END: by how much it
+rose while the attempt ran (missing: it did not, or is unknown).
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ A_STAGE = 1000
 BY_SIGNAL = 1000
 LONGEST_SPEC = 64 << 20
 
-_PID = re.compile(rb"pid (\d+) ticks (\d+) at (\d+) (?:supervisor|keeper) (\d+) boot (\S+)")
+_PID = re.compile(rb"pid (\d+) ticks (\d+) at (\d+) (?:supervisor|keeper) (\d+) boot (\S+)(?: oom_kills (\d+))?")
 _END = re.compile(rb"(exit|signal|hangup|never) (\d+) at (\d+) sum (\d+)")
+_OOM_KILLS = re.compile(rb" oom_kills (\d+) sum (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class AttemptRecord:
     """Contents of an attempt record. ``how`` and ``code``: word and number of the END field (see the layout above).
 
     ``process``: the leader; ``boot``: boot id; ``started_at`` and ``ended_at``: seconds since 1970 (UTC).
+    ``oom_kills_before`` and ``oom_kills``: the kernel's counter before the start (-1: unknown), and its rise since.
     """
 
     kind: Record
@@ -58,6 +62,8 @@ class AttemptRecord:
     how: str = ""  # exit, signal, hangup, never
     code: int = 0
     ended_at: float | None = None
+    oom_kills_before: int = -1
+    oom_kills: int = 0
 
 
 def blank(job: Job, boot: str) -> bytes:
@@ -91,10 +97,14 @@ def checksum(text: bytes) -> int:
     return total
 
 
-def end_line(how: str, code: int, at_ns: int) -> bytes:
-    """Return the bytes of the END field. ``at_ns``: nanoseconds since 1970 (UTC)."""
+def end_line(how: str, code: int, at_ns: int, oom_kills: int = 0) -> bytes:
+    """Return the bytes of the END field. ``at_ns``: nanoseconds since 1970 (UTC); ``oom_kills``: see the layout above."""
     body = f"{how} {code} at {at_ns}".encode()
-    return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
+    body += b" sum %d" % checksum(body)
+    if oom_kills:
+        body += b" oom_kills %d" % oom_kills
+        body += b" sum %d" % checksum(body)
+    return body.ljust(END_SIZE - 1) + b"\n"
 
 
 def ending_words(exited: bool, number: int, hangup: bool = False) -> tuple[str, int]:
@@ -140,18 +150,27 @@ def read(path: str) -> AttemptRecord:
     if not data.startswith(HEAD):
         return AttemptRecord(Record.BROKEN)
     pid = _PID.match(data, PID_AT)
-    process, boot, started = None, "", None
+    process, boot, started, before = None, "", None, -1
     if pid:
         process, boot = Process(int(pid[1]), int(pid[2])), pid[5].decode()
-        started = int(pid[3]) / 1e9
+        started, before = int(pid[3]) / 1e9, int(pid[6] or -1)
     end = _END.match(data, END_AT)
     if end:
         body = data[END_AT : end.end()].rsplit(b" sum ", 1)[0]
         if checksum(body) == int(end[4]):
             how = end[1].decode()
             kind = Record.NEVER_RAN if how == "never" else Record.ENDED
-            return AttemptRecord(kind, process, boot, started, how, int(end[2]), int(end[3]) / 1e9)
-    return AttemptRecord(Record.RUNNING if process else Record.CLAIMED, process, boot, started)
+            kills = _oom_kills(data, end.end())
+            return AttemptRecord(kind, process, boot, started, how, int(end[2]), int(end[3]) / 1e9, before, kills)
+    kind = Record.RUNNING if process else Record.CLAIMED
+    return AttemptRecord(kind, process, boot, started, oom_kills_before=before)
+
+
+def _oom_kills(data: bytes, at: int) -> int:
+    """Return the number behind the first checksum of the END field, which ends at ``at``; 0 if there is none."""
+    found = _OOM_KILLS.match(data, at)
+    whole = found is not None and checksum(data[END_AT : found.end(1)]) == int(found[2])
+    return int(found[1]) if found is not None and whole else 0
 
 
 def spec_of(path: str) -> dict[str, Any]:
@@ -233,11 +252,11 @@ def _write_new(path: str, data: bytes) -> None:
             raise
 
 
-def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool) -> None:
+def write_end(path: str, how: str, code: int, at_ns: int, *, sync: bool, oom_kills: int = 0) -> None:
     """Write the END field in place. ``sync``: wait until the field is on the disk. Raises OSError."""
     fd = plain(path, os.O_WRONLY)
     try:
-        os.pwrite(fd, end_line(how, code, at_ns), END_AT)
+        os.pwrite(fd, end_line(how, code, at_ns, oom_kills), END_AT)
         if sync:
             os.fdatasync(fd)
     finally:

@@ -310,8 +310,9 @@ class DirectRunner(LocalRunner):
         elif kind == "end":
             attempt = self._running.get(key)
             if attempt is not None:
-                _, _, _, how, code, at = message
-                self._ended(attempt, str(how), int(str(code)), int(str(at)) / 1e9)
+                how, code, at, *kills = message[3:]
+                oom_kills = int(str(kills[0])) if kills else 0
+                self._ended(attempt, str(how), int(str(code)), int(str(at)) / 1e9, oom_kills=oom_kills)
                 del self._running[key]
         elif kind == "no":
             attempt = self._sent.pop(key, None)

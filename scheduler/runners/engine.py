@@ -437,7 +437,8 @@ class EngineRunner:
         return [Started(attempt.job, attempt.attempt, None, record.started_at, place=where)]
 
     def _end_of(self, attempt: _Attempt, record: attempt_record.AttemptRecord, note: str) -> Observation:
-        ended = ending(attempt.job, attempt.attempt, record.how, record.code, record.ended_at or time.time(), ())
+        at = record.ended_at or time.time()
+        ended = ending(attempt.job, attempt.attempt, record.how, record.code, at, (), record.oom_kills)
         return replace(ended, note=note) if note else ended
 
     def _never_began(self, attempt: _Attempt, found: EngineJob) -> None:

@@ -16,6 +16,7 @@ from scheduler.core.observations import Gone, Lost, Observation, Started
 from scheduler.core.recovery import Record, Verdict
 from scheduler.runners import attempt_record
 from scheduler.runners.adoption import ending, read_ending, settle, why_lost
+from scheduler.runners.supervisor import OomCounter
 from scheduler.system.proc import boot_id
 from scheduler.system.process_search import ProcessTable, Target, members, signal_all
 from scheduler.system.processes import (
@@ -140,6 +141,7 @@ class LocalRunner:
         self._unsure: set[Process] = set()  # orphans that several jobs may have started: hold GPUs, get no signals
         self._strangers: Set[int] = frozenset()  # sessions of the daemon's helper processes
         self._facts: list[Observation] = []
+        self._oom = OomCounter()
         become_subreaper()
 
     def path_of(self, key: str) -> str:
@@ -200,12 +202,22 @@ class LocalRunner:
                 self._leftover_ended(fd)
 
     def _ended(
-        self, attempt: WatchedAttempt, how: str, code: int, at: float, table: ProcessTable | None = None
+        self,
+        attempt: WatchedAttempt,
+        how: str,
+        code: int,
+        at: float,
+        table: ProcessTable | None = None,
+        oom_kills: int = 0,
     ) -> None:
-        """Report the ending of an attempt. ``table``: processes after the ending (see `_left_behind`)."""
+        """Report the ending of an attempt.
+
+        ``table``: processes after the ending (see `_left_behind`); ``oom_kills``: see `core.observations.Ended`.
+        """
         if attempt.ours and attempt.session not in (None, attempt.process):
             self._shims.add(attempt.session)
-        observation = ending(attempt.job, attempt.attempt, how, code, at, self._left_behind(attempt, table))
+        left = self._left_behind(attempt, table)
+        observation = ending(attempt.job, attempt.attempt, how, code, at, left, oom_kills)
         if observation.leftovers and attempt.ours:
             self._past[attempt.key] = attempt
         unsure = tuple(process for process in observation.leftovers if process in self._unsure)
@@ -334,17 +346,21 @@ class LocalRunner:
     def _end_of_child(self, attempt: WatchedAttempt, exited: bool, code: int) -> None:
         """Record and report the ending of a leader whose supervisor or shim is dead. The leader is not reaped yet."""
         at = time.time_ns()
+        kills = 0
         how, code = attempt_record.ending_words(exited, code, hangup=self.terminal)
         with contextlib.suppress(OSError):  # the store gets the exit code from this observation
             # A record with another process is the record of another attempt.
-            if attempt_record.read(attempt.path).process in (None, attempt.process):
-                attempt_record.write_end(attempt.path, how, code, at, sync=False)
-        self._ended(attempt, how, code, at / 1e9)
+            found = attempt_record.read(attempt.path)
+            if found.process in (None, attempt.process):
+                if code and attempt.ours:  # else its supervisor may have run in another cgroup
+                    kills = self._oom.since(found.oom_kills_before)
+                attempt_record.write_end(attempt.path, how, code, at, sync=False, oom_kills=kills)
+        self._ended(attempt, how, code, at / 1e9, oom_kills=kills)
 
     def _settle_from_record(self, attempt: WatchedAttempt, now: float) -> None:
         found = attempt_record.read(attempt.path)
         if found.kind is Record.ENDED:
-            self._ended(attempt, found.how, found.code, found.ended_at or now)
+            self._ended(attempt, found.how, found.code, found.ended_at or now, oom_kills=found.oom_kills)
         else:
             left = tuple(members(self._mark(attempt), attempt.process))
             self._facts.append(Lost(attempt.job, attempt.attempt, why_lost(found.kind, True), now, left))
@@ -378,7 +394,8 @@ class LocalRunner:
             for zombie, found in ended:
                 attempt = zombie.attempt
                 if found.kind is Record.ENDED:
-                    self._ended(attempt, found.how, found.code, found.ended_at or time.time(), table)
+                    at = found.ended_at or time.time()
+                    self._ended(attempt, found.how, found.code, at, table, found.oom_kills)
                 else:
                     left = tuple(members(self._mark(attempt), attempt.process, table=table))
                     why = why_lost(found.kind, True)
@@ -520,4 +537,5 @@ class LocalRunner:
         """Close all descriptors; the jobs continue."""
         for fd in (*self._adopted, *self._leftovers):
             os.close(fd)
+        self._oom.close()
         self._epoll.close()

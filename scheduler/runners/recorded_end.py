@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from scheduler.core.admission import Admission
 from scheduler.core.endings import CANCELLED, Meaning, Rules, after_no_start, after_run, ran
+from scheduler.core.host_oom import with_host_oom
 from scheduler.core.job import Event, Job, JobState
 from scheduler.core.memory_at_end import with_memory
 from scheduler.core.observations import NeverRan
@@ -43,6 +44,8 @@ def _after_run(job: Job, told: attempt_record.AttemptRecord, rules: Rules) -> tu
     job.started_at = job.started_at or told.started_at
     job.finished_at = told.ended_at
     found = log_finding_of(job, job.exit_code, job.signal, rules.own_classes)
+    if job.state is not JobState.STOPPING:  # else the scheduler itself has ended it
+        found = with_host_oom(found, job.exit_code, told.oom_kills, own=rules.own_classes)
     job.log_finding = with_memory(job, found, rules.gpus, Admission())
     job.notes = (*job.notes, *([note] if note else ()), ENDED_ALONE)
     if job.state is JobState.STARTING:

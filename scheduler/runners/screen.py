@@ -103,6 +103,7 @@ class _Ending:
     at: float
     server: Process
     until: float
+    oom_kills: int = 0
 
 
 class ScreenRunner(LocalRunner):
@@ -407,7 +408,13 @@ class ScreenRunner(LocalRunner):
         return observations
 
     def _ended(
-        self, attempt: WatchedAttempt, how: str, code: int, at: float, table: ProcessTable | None = None
+        self,
+        attempt: WatchedAttempt,
+        how: str,
+        code: int,
+        at: float,
+        table: ProcessTable | None = None,
+        oom_kills: int = 0,
     ) -> None:
         """Report the ending of an attempt once its log is complete, or after LOG_PATIENCE_S seconds.
 
@@ -415,16 +422,16 @@ class ScreenRunner(LocalRunner):
         """
         server = self._server_of.pop(attempt.key, None)
         if server is None or not lives(server):
-            super()._ended(attempt, how, code, at, table)
+            super()._ended(attempt, how, code, at, table, oom_kills)
         else:
             until = time.monotonic() + LOG_PATIENCE_S  # limited: a window of a user may keep the session
-            self._endings.append(_Ending(attempt, how, code, at, server, until))
+            self._endings.append(_Ending(attempt, how, code, at, server, until, oom_kills))
 
     def _look_at_endings(self) -> None:
         for one in tuple(self._endings):
             if not lives(one.server) or time.monotonic() >= one.until:
                 self._endings.remove(one)  # only this one: `_unreported` needs the rest to assign orphans to attempts
-                super()._ended(one.attempt, one.how, one.code, one.at)
+                super()._ended(one.attempt, one.how, one.code, one.at, oom_kills=one.oom_kills)
 
     def _give_up(self, session: _Session, why: str) -> bool:
         """Give up the attempt and report that it did not start. Return False if the shim has claimed the attempt."""

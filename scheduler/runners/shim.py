@@ -58,6 +58,8 @@ class Shim:
             self.say(f"gpujob: cannot write the attempt record: {error.strerror}")
             return 1
         self.crash_point("shim.claimed")
+        self.oom = supervisor.OomCounter()
+        self.oom_kills = self.oom.read()
         pid = self.start()
         if not pid:
             return 1
@@ -67,8 +69,7 @@ class Shim:
         at = time.time_ns()
         self.crash_point("shim.spawned")
         ticks = supervisor.ticks(pid)
-        text = f"pid {pid} ticks {ticks} at {at} supervisor {os.getpid()} boot {self.launch['boot']}".encode()
-        text = text.ljust(PID_SIZE - 1) + b"\n"
+        text = supervisor.pid_bytes(pid, ticks, at, self.launch["boot"], self.oom_kills)
         try:
             os.pwrite(self.fd, text, PID_AT)
         except OSError as error:
@@ -252,16 +253,16 @@ class Shim:
         if fd < 0:
             self.say("gpujob: cannot record how the job ended: the attempt record was removed")
         else:
-            self.write_end(fd, how, number)
+            self.write_end(fd, how, number, self.oom.since(self.oom_kills) if number else 0)
             os.close(fd)
         self.crash_point("shim.recorded")
         self.job = 0  # once the job is reaped, its pid may be reused
         os.waitpid(pid, 0)
         return code if exited else 128 + code
 
-    def write_end(self, fd, how, code):
+    def write_end(self, fd, how, code, oom_kills=0):
         try:
-            os.pwrite(fd, supervisor.end_bytes(how, code), END_AT)
+            os.pwrite(fd, supervisor.end_bytes(how, code, oom_kills), END_AT)
             os.fdatasync(fd)
         except OSError as error:
             self.say(f"gpujob: cannot record how the job ended: {error.strerror}")

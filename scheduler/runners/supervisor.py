@@ -13,7 +13,7 @@ starts fast, stays small, and is not disturbed by an upgrade of the package. FD:
              path: file with a packet that is too large for the socket; keys: of the starts in this packet
     out  ("up", key, pid, ticks, at_ns)                           the job runs; sent up to UP_MS later
          ("no", key, stage, errno) · ("taken", key)               could not start · was claimed by another process
-         ("end", key, pid, how, code, at_ns)                      the job ended
+         ("end", key, pid, how, code, at_ns[, oom_kills])         the job ended; oom_kills: see `OomCounter`
          ("note", key, text)                                      something failed here; the daemon ignores it
 """
 
@@ -46,9 +46,21 @@ def checksum(text):
     return total
 
 
-def end_bytes(how, code):
+def end_bytes(how, code, oom_kills=0):
     body = f"{how} {code} at {time.time_ns()}".encode()
-    return (body + b" sum %d" % checksum(body)).ljust(END_SIZE - 1) + b"\n"
+    body += b" sum %d" % checksum(body)
+    if oom_kills:
+        body += b" oom_kills %d" % oom_kills
+        body += b" sum %d" % checksum(body)
+    return body.ljust(END_SIZE - 1) + b"\n"
+
+
+def pid_bytes(pid, since, at, boot, oom_kills):
+    """Return the PID field. ``oom_kills``: the counter (`OomCounter`) before the start; -1: unknown."""
+    body = f"pid {pid} ticks {since} at {at} supervisor {os.getpid()} boot {boot}"
+    if oom_kills >= 0:
+        body += f" oom_kills {oom_kills}"
+    return body.encode().ljust(PID_SIZE - 1) + b"\n"
 
 
 def ticks(pid):
@@ -119,13 +131,89 @@ def environment(base, env_file, changes):
     return made
 
 
+class OomCounter:
+    """The kernel's counter of processes that it ended in this process's memory cgroup because memory ran out.
+
+    It counts kills at the limit of the cgroup and kills because the memory of the machine ran out. The jobs run in the
+    same cgroup. ``cgroups``: where the hierarchies are mounted; ``own``: the file with the paths of the own cgroups.
+    """
+
+    def __init__(self, cgroups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> None:
+        self.cgroups, self.own = cgroups, own
+        self.fd = self.open()
+
+    def open(self):
+        """Open the file with the counter and return its descriptor; -1 if there is none."""
+        for path in self.paths():
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            if count_in(fd) >= 0:
+                return fd
+            os.close(fd)
+        return -1
+
+    def paths(self):
+        """Return the paths at which the file with the counter may be, the most exact one first.
+
+        With v1 beside v2 (hybrid), only one of them has the memory controller. In a container, the path of the cgroup
+        may be that outside; the mount's root is then the container's cgroup.
+        """
+        try:
+            with open(self.own, "rb") as stream:
+                lines = [line.rstrip(b"\n").split(b":", 2) for line in stream]
+        except OSError:
+            return []
+        found = []
+        for line in lines:
+            if len(line) < 3:
+                continue
+            number, controllers, inside = os.fsdecode(line[0]), line[1].split(b","), os.fsdecode(line[2])
+            folders = ("", "/") if inside.startswith("/..") else (inside, "/")
+            if b"memory" in controllers:
+                found += [f"{self.cgroups}/memory{folder}/memory.oom_control" for folder in folders]
+            elif number == "0":
+                mounts = (self.cgroups, f"{self.cgroups}/unified")
+                found += [f"{mount}{folder}/memory.events" for folder in folders for mount in mounts]
+        return found
+
+    def read(self) -> int:
+        """Return the counter; -1 if it cannot be read. Takes about 1 microsecond."""
+        count = count_in(self.fd)
+        if count < 0 and self.fd >= 0:  # the cgroup was removed after this process had been moved to another one
+            self.close()
+            self.fd = self.open()
+            return -1  # the counter of another cgroup
+        return count
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def since(self, before: int) -> int:
+        """Return by how much the counter is higher than ``before``; 0 if it cannot be read, now or then."""
+        return max(0, self.read() - before) if before >= 0 else 0
+
+
+def count_in(fd):
+    """Return the field oom_kill of a file memory.events (v2) or memory.oom_control (v1); -1 if it cannot be read."""
+    try:
+        data = b"\n" + os.pread(fd, 1024, 0)
+        return int(data[data.index(b"\noom_kill ") + 10 :].split(None, 1)[0])
+    except (OSError, ValueError, IndexError):
+        return -1
+
+
 class Supervisor:
     def __init__(self, fd, boot):
         self.fd = fd
         self.boot = boot
         self.base = dict(os.environ)
         self.alone = False
-        self.jobs = {}  # pid: (key, path of the record, bytes of its PID field)
+        self.jobs = {}  # pid: (key, path of the record, bytes of its PID field, `OomCounter` before the start)
+        self.oom = OomCounter()
         self.asked = {}  # descriptor of a caller's socket: (socket, start message, monotonic time limit)
         self.packers = {}  # pid of a gzip process: pid of its job
         self.held = {}  # pid of an ended job whose log is still being packed: (end message, monotonic time limit)
@@ -299,6 +387,7 @@ class Supervisor:
             os.chdir(cwd)  # even if this is the current folder, which may have been removed and created again
             stage = "program"
             os.umask(self.umask if umask is None else umask)
+            kills = self.oom.read()
             earliest = now_ticks()
             pid = os.posix_spawn(
                 argv[0],
@@ -327,16 +416,13 @@ class Supervisor:
         # reading it from /proc takes a quarter of the time of a start.
         since = earliest if now_ticks() == earliest else ticks(pid)
         self.crash_point("supervisor.spawned")
-        text = (
-            f"pid {pid} ticks {since} at {at} supervisor {os.getpid()} boot {self.boot}".encode().ljust(PID_SIZE - 1)
-            + b"\n"
-        )
+        text = pid_bytes(pid, since, at, self.boot, kills)
         try:
             os.pwrite(fd, text, PID_AT)
         except OSError:
             self.out.append(("note", key, "pid not written"))
             text = b" " * (PID_SIZE - 1) + b"\n"
-        self.jobs[pid] = (key, path, text)
+        self.jobs[pid] = (key, path, text, kills)
         os.close(fd)
         self.crash_point("supervisor.pid_written")
         self.out.append(("up", key, pid, since, at))
@@ -459,9 +545,9 @@ class Supervisor:
         except OSError:
             self.out.append(("note", "", "log not written"))
 
-    def write_end(self, fd, how, code):
+    def write_end(self, fd, how, code, oom_kills=0):
         try:
-            os.pwrite(fd, end_bytes(how, code), END_AT)
+            os.pwrite(fd, end_bytes(how, code, oom_kills), END_AT)
             if self.alone:
                 os.fdatasync(fd)
         except OSError:
@@ -482,17 +568,18 @@ class Supervisor:
             pid = found.si_pid
             job = self.jobs.get(pid)
             if job is not None:
-                key, path, text = job
+                key, path, text, kills = job
                 how = "exit" if found.si_code == os.CLD_EXITED else "signal"
                 code = found.si_status
                 at = time.time_ns()
+                kills = self.oom.since(kills) if code else 0
                 self.crash_point("supervisor.before_record")
                 fd = open_own(path, text)  # -1: the record was removed; a living daemon still gets the message
                 if fd >= 0:
-                    self.write_end(fd, how, code)
+                    self.write_end(fd, how, code, kills)
                     os.close(fd)
                 self.crash_point("supervisor.recorded")
-                message = ("end", key, pid, how, code, at)
+                message = ("end", key, pid, how, code, at, *([kills] if kills else ()))
                 if pid in self.packers.values():
                     self.held[pid] = (message, time.monotonic() + PACKED_MS / 1000)
                 else:

@@ -94,7 +94,9 @@ def _process_of(pid: int | None, ticks: int) -> Process | None:
     return None if pid is None else Process(pid, ticks)
 
 
-_FINDING = tuple(one.name for one in fields(Failure))  # older rows have only the first five
+_FINDING = tuple(
+    one.name for one in fields(Failure)
+)  # a new field goes to the end: older rows have only the first ones
 
 
 def _finding(job: Job) -> str:
@@ -106,12 +108,8 @@ def _finding_of(text: str) -> Failure | None:
     if not text:
         return None
     values = json.loads(text)
-    if len(values) > _DIFFERS_AT:
-        values[_DIFFERS_AT] = tuple(values[_DIFFERS_AT])
-    return Failure(*values)
-
-
-_DIFFERS_AT = _FINDING.index("differs")
+    given: list[Any] = [tuple(value) if isinstance(value, list) else value for value in values]
+    return Failure(*given)
 
 
 def _outcome_of(text: str | None) -> Outcome | None:

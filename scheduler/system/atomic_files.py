@@ -1,4 +1,4 @@
-"""Writes files completely or not at all, with mode 0600. To read files, see `system/safe_open.py`."""
+"""Writes files completely or not at all, usually with mode 0600. To read files, see `system/safe_open.py`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from scheduler.system.private_files import new_private
 
 _EXCHANGE, _NO_REPLACE, _AT_FDCWD = 2, 1, -100
 _KEEP_SIZE = 1
+_ACCESS_LIST = "system.posix_acl_access"
 
 
 def replace_file(path: str, data: bytes, *, sync: bool = True) -> None:
@@ -50,7 +51,7 @@ def leftover_temporaries(path: str) -> list[str]:
     return []
 
 
-def _write_temporary(path: str, data: bytes, sync: bool) -> str:
+def _write_temporary(path: str, data: bytes, sync: bool, mode: int = 0o600, like: int = -1) -> str:
     folder, name = os.path.split(path)
     aside = os.path.join(folder, f".{name}.new-{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
@@ -58,6 +59,10 @@ def _write_temporary(path: str, data: bytes, sync: bool) -> str:
     fd = new_private(aside)
     try:
         write_all(fd, data)
+        if like >= 0:
+            _take_access(fd, like)
+        elif mode != 0o600:
+            os.fchmod(fd, mode)
         if sync:
             os.fsync(fd)
     except BaseException as error:
@@ -71,15 +76,29 @@ def _write_temporary(path: str, data: bytes, sync: bool) -> str:
     return aside
 
 
-def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False) -> int:
+def _take_access(fd: int, like: int) -> None:
+    """Give a new file the owner, group, mode and access list of another one. Both are descriptors. Raises OSError."""
+    old, new = os.fstat(like), os.fstat(fd)
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.fchown(fd, old.st_uid, old.st_gid)
+    os.fchmod(fd, stat.S_IMODE(old.st_mode))
+    try:
+        access_list = os.getxattr(like, _ACCESS_LIST)
+    except OSError:
+        return  # no access list, or a file system without them
+    os.setxattr(fd, _ACCESS_LIST, access_list)
+
+
+def swap_file(path: str, data: bytes, there: bool, *, sync: bool = False, mode: int = 0o600, like: int = -1) -> int:
     """Put a new file at ``path`` and return a descriptor of the old file, so that the caller can read the old contents.
 
     ``there``: whether the caller expects a file at ``path``; if not, the result is -1. ``sync``: whether the new file
-    is synced; its folder is not synced. Raises FileNotFoundError if the caller expects a file and there is none, and
+    is synced; its folder is not synced. ``mode``: mode of the new file; ``like``: descriptor of a file whose owner,
+    group, mode and access list the new file gets instead; -1: none. Raises FileNotFoundError if the caller expects a file and there is none, and
     FileExistsError if the caller expects no file and there is one. Raises OSError if the new file cannot be written.
     After an error the old file stays.
     """
-    aside = _write_temporary(path, data, sync)
+    aside = _write_temporary(path, data, sync, mode, like)
     out = -1
     try:
         crash_point("state.tmp_written")

@@ -59,7 +59,7 @@ FailureDocument = TypedDict(
     "FailureDocument",
     {
         "class": Annotated[str, Field("Class of the failure: one of docs/failures.md, or one of the setting failure_classes; `unknown` if only what differs from the last good run is known.")],
-        "line": Annotated[str, Field("The line of the log that shows the failure (at most 300 characters); empty if the exit code or signal does.")],
+        "line": Annotated[str, Field("The line of the log that shows the failure, or the sentence of the kernel that ended the job (at most 300 characters); empty if the exit code or signal does.")],
         "hint": Annotated[str, Field("Advice on how to fix the failure, as a sentence.")],
         "peak_memory": Annotated[Bytes, Field("Highest measured memory use on one GPU, in bytes; null if not measured.")],
         "asked_memory": Annotated[
@@ -613,8 +613,61 @@ class JournalDocument(TypedDict):
     ]
 
 
+# -- needs ---------------------------------------------------------------------------------------------------
+
+
+class SuggestedNeed(TypedDict):
+    """The suggested need of a model."""
+
+    need: Annotated[str, Field("The need as the model table would have it: 0.45, 2 or 2x0.5.")]
+    basis: Annotated[str, Field("Based on seen runs, or guessed from the size in the name.", choices=("seen", "guess"))]
+    memory: Annotated[int, Field("Memory of each GPU that it is for, in bytes: the highest peak with a margin, or the guess.", minimum=0)]  # fmt: skip
+
+
+class ModelNeed(TypedDict):
+    """The need of a model: in the model table, as seen, and as suggested."""
+
+    model: Annotated[str, Field("Name of the model (--llm). Secrets are replaced by ***.")]
+    table: Annotated[Optional[str], Field("Its need in the model table as written; null if the table lacks it.")]
+    runs: Annotated[Number, Field("Number of its runs.")]
+    peak_memory: Annotated[Bytes, Field("Most memory on one GPU of all runs, in bytes; null if not measured.")]
+    p95_memory: Annotated[Bytes, Field("Memory that 95 % of the newest runs did not exceed, in bytes; null if not measured.")]  # fmt: skip
+    load: Annotated[Optional[float], Field("Mean load on a GPU in the newest runs, 0 to 1; null if not measured.", minimum=0, maximum=1)]  # fmt: skip
+    run: Annotated[MaybeSeconds, Field("Median run time of the newest runs that succeeded, in seconds; null without one.")]  # fmt: skip
+    out_of_memory: Annotated[Number, Field("How many of the newest runs ended because GPU memory ran out.")]
+    suggested: Annotated[Optional[SuggestedNeed], Field("The suggested need; null if nothing is known.")]
+    differs: Annotated[bool, Field("Whether runs suggest another need than that of the table.")]
+
+
+class NeedsDocument(TypedDict):
+    """The needs of models, as needs prints them."""
+
+    schema: Version
+    table_file: Annotated[Optional[str], Field("Path of the model table; null if the scheduler reads none.")]
+    models: Annotated[list[ModelNeed], Field("The models of the table and those that have run, sorted by name.")]
+
+
+class ChangedNeed(TypedDict):
+    """A need that was written into the model table."""
+
+    model: Annotated[str, Field("Name of the model. Secrets are replaced by ***.")]
+    before: Annotated[Optional[str], Field("The old need as written; null if the table lacked the model.")]
+    after: Annotated[str, Field("The new need.")]
+
+
+class NeedsAppliedDocument(TypedDict):
+    """The changes of the model table that needs --apply has made."""
+
+    schema: Version
+    table_file: Annotated[str, Field("Path of the model table.")]
+    backup: Annotated[Optional[str], Field("Path of the copy of the old file; null if the file is new or unchanged.")]
+    changed: Annotated[list[ChangedNeed], Field("The changed needs; empty if nothing was written.")]
+    unchanged: Annotated[list[str], Field("For each named model that was not changed, a sentence that says why.")]
+
+
 # Name of the schema file → its type.
 DOCUMENTS: dict[str, Any] = {
     "job": JobDocument, "status": StatusDocument, "jobs": JobsDocument, "show": ShowDocument, "why": WhyDocument, "plan": PlanDocument, "report": ReportDocument,
     "screens": ScreensDocument, "doctor": DoctorDocument, "state-file": StateFileDocument, "journal": JournalDocument,
+    "needs": NeedsDocument, "needs-applied": NeedsAppliedDocument,
 }  # fmt: skip

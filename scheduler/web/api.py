@@ -18,7 +18,7 @@ from scheduler.core.usage_report import attempts_of
 from scheduler.views.log_glance import lines_of_a_failure
 from scheduler.views.predictions import explanation_json, plan_json, why_json
 from scheduler.views.render import in_pieces, job_json, status_json
-from scheduler.web import commands, history, job_log, metrics, offers, openapi
+from scheduler.web import commands, history, job_log, metrics, needs, offers, openapi
 from scheduler.web import event_stream as live
 from scheduler.web.openapi import ref
 from scheduler.web.routes import JSON, Ask, Call, NotNow, Parameter, as_json
@@ -170,6 +170,11 @@ CALLS = (
         "why", _ID,
     ),
     _read("/api/plan", _plan, "When jobs are expected to start and end, in the form of `gpujob plan --json`.", "plan"),
+    _read(
+        "/api/needs", needs.needs,
+        "For each model the need in the model table, what its runs used and a suggestion, in the form of `gpujob needs --json`.",
+        "needs",
+    ),
     _read("/api/gpus", _gpus, "All GPUs of the scheduler.", "gpus"),
     _read(
         "/api/history/gpus", history.gpus, "Memory, load and allocated share of the GPUs over time, and their pauses.", "gpu_history",
@@ -202,6 +207,14 @@ CALLS = (
         "POST", "/api/jobs/{id}/offer", offers.accept,
         "Accept an offer for a waiting job: carry out its requests, as GET /api/jobs/{id}/why returns them. If the job does not wait any more, nothing is done.",
         {200: ("The requests were carried out.", ref("acted")), **_IN_STATE}, (_ID,), offers.ACCEPTED, headers=commands.HEADERS,
+    ),
+    Call(
+        "POST", "/api/needs/apply", needs.apply,
+        "Write suggested needs into the model table, as `gpujob needs --apply` does; a copy of the old file is kept.",
+        {200: ("The changes; empty if nothing differs.", ref("needs_applied")),
+         404: ("There is no such model.", ref("error")),
+         409: ("The file of the model table cannot be written.", ref("error"))},
+        body=needs.APPLIED, headers=commands.HEADERS,
     ),
     Call(
         "POST", "/api/gpus/{n}/pause", commands.pause_gpu, "Pause a GPU: no new job starts on it; running jobs continue.",

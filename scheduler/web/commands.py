@@ -227,7 +227,7 @@ def carry_out(ask: Ask, request: Request) -> str:
     return _FOR_TERMINALS.sub("", text)
 
 
-def _done(value: Mapping[str, Any], said: str) -> Response:
+def answered(value: Mapping[str, Any], said: str) -> Response:
     """Return an answer of the API.
 
     ``value``: the body, which describes the new state. ``said``: the value of the header `SAID`, which says what was
@@ -238,7 +238,7 @@ def _done(value: Mapping[str, Any], said: str) -> Response:
 
 def acted(job: Job, said: str) -> Response:
     """Return the answer to a request about a job. ``said``: what was done, for people."""
-    return _done({"id": job.id, "state": job.state.value}, said)
+    return answered({"id": job.id, "state": job.state.value}, said)
 
 
 def _again(job: Job) -> Requeue:
@@ -354,16 +354,16 @@ def resume_gpu(ask: Ask) -> Response:
 
 
 def _paused(ask: Ask, said: str) -> Response:
-    return _done({"paused_gpus": list(ask.source.client.pauses()[1])}, said)
+    return answered({"paused_gpus": list(ask.source.client.pauses()[1])}, said)
 
 
 def pause_queue(ask: Ask) -> Response:
     """Pause the queue: no job starts."""
     check_keys(ask.body(), ())
-    return _done({"paused": True}, carry_out(ask, PauseQueue(True)))
+    return answered({"paused": True}, carry_out(ask, PauseQueue(True)))
 
 
 def resume_queue(ask: Ask) -> Response:
     """Resume the queue: jobs start again."""
     check_keys(ask.body(), ())
-    return _done({"paused": False}, carry_out(ask, PauseQueue(False)))
+    return answered({"paused": False}, carry_out(ask, PauseQueue(False)))

@@ -9,6 +9,8 @@ from scheduler.views.documents import (
     GpuDocument,
     JobDocument,
     JobsDocument,
+    NeedsAppliedDocument,
+    NeedsDocument,
     PlanDocument,
     State,
     StatusDocument,
@@ -146,5 +148,5 @@ class JobHistory(TypedDict):
 # Name in the OpenAPI document → form of the JSON.
 FORMS: dict[str, Any] = {
     "job": JobDocument, "jobs": JobsDocument, "status": StatusDocument, "error": Error, "made": Made, "acted": Acted, "paused": Paused,
-    "queue": Queue, "gpus": Gpus, "preview": PreviewAnswer, "story": Story, "plan": PlanDocument, "why": WhyDocument, "gpu_history": GpuHistory, "job_history": JobHistory,
+    "queue": Queue, "gpus": Gpus, "preview": PreviewAnswer, "story": Story, "plan": PlanDocument, "why": WhyDocument, "needs": NeedsDocument, "needs_applied": NeedsAppliedDocument, "gpu_history": GpuHistory, "job_history": JobHistory,
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -11,19 +12,23 @@ from typing import Any
 from starlette.responses import HTMLResponse, Response
 
 from scheduler.client.client import STATES
+from scheduler.client.needs import table_path
 from scheduler.client.outlook import Outlook
 from scheduler.client.overview import Overview
 from scheduler.core.errors import NoGpuData, NotFound, UsageError, did_you_mean
 from scheduler.core.gpu import WHOLE
 from scheduler.core.job import ENDED, Job, JobState
 from scheduler.core.job_options import SUBMIT_OPTIONS
+from scheduler.core.needs_to_apply import changes_of
 from scheduler.core.runner_kinds import kind_of
 from scheduler.core.usage_report import Report, attempts_of
 from scheduler.store.paths import name_of
 from scheduler.views.log_glance import last_lines
+from scheduler.views.needs import suggested_text
 from scheduler.views.terminal_replay import without_colours
 from scheduler.web import svg_curves, timeline, view_models
 from scheduler.web.expected_runs import WAITS, edge_of, expected_rows, expected_words, future_of, with_expected
+from scheduler.web.needs import may_be_applied, shown_needs
 from scheduler.web.rendering import STATIC, number, render, static_file
 from scheduler.web.routes import Ask, Call
 from scheduler.web.source import MOST_WAITING
@@ -531,6 +536,18 @@ def _users(ask: Ask) -> Response:
     )  # fmt: skip
 
 
+# -- needs of models --------------------------------------------------------------------------------------
+
+
+def _needs(ask: Ask) -> Response:
+    rows, may_apply, problems = shown_needs(ask)
+    return _page(
+        ask, "needs.html", here="needs", rows=rows[:MOST_REPORTED], more=max(0, len(rows) - MOST_REPORTED), problems=problems,
+        path=table_path(ask.source.client, ask.source.config), may_apply=may_apply, suggested=suggested_text,
+        offered=may_be_applied, body=lambda model: json.dumps({"models": [model]}), differ=len(changes_of(rows, ())[0]),
+    )  # fmt: skip
+
+
 # -- files, errors ----------------------------------------------------------------------------------------
 
 
@@ -555,5 +572,6 @@ CALLS = (
     Call("GET", "/submit", _submit, "A form for a new job.", page=True),
     Call("GET", "/report", _report, "Waiting times, run times and GPU use of jobs.", page=True),
     Call("GET", "/users", _users, "The users of this machine: bookings, use and fair shares.", page=True),
+    Call("GET", "/needs", _needs, "The needs of models: in the model table, as seen, and as suggested.", page=True),
     *map(_static, STATIC),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -53,6 +54,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
     for name in ("envs/torch", "envs/jax"):
         (s.folder / "miniconda3" / name / "conda-meta").mkdir(parents=True)
         (s.folder / "miniconda3" / name / "conda-meta" / "history").touch()
+    (s.folder / "llm_config.json").write_text(json.dumps({"models": {"tiny-7b": 0.5, TRAP: 1}}))
     s.hold("run")
     s.append(s.line("one", gpus="0") + ";label=base")
     s.start()
@@ -131,6 +133,15 @@ def zsh(house: Scheduler, line: str, ready: Callable[[str], object]) -> str:
         os.kill(child, 9)
         os.waitpid(child, 0)
         os.close(fd)
+
+
+# -- models -----------------------------------------------------------------------------------------------
+
+
+def test_needs_offers_the_models(house: Scheduler) -> None:
+    """Not a name that is shell code."""
+    assert bash(house, "needs", "") == ["tiny-7b"]
+    assert bash(house, "needs", "--apply", "ti") == ["tiny-7b"]
 
 
 # -- jobs -------------------------------------------------------------------------------------------------

@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
+from scheduler.core.job import Job, JobSpec
 from scheduler.core.learned_needs import (
+    LONGEST_MODEL,
     MOST_RUNS,
     Group,
     Run,
     Seen,
     advice,
+    group_of,
     p95,
     together,
 )
@@ -75,6 +78,29 @@ def test_the_suggestion_is_the_peak_with_a_margin_or_a_guess(
 ) -> None:
     found = suggestion("qwen2.5-7b-inst", peaks_of(runs), A100, ResourceRequest.parse(before) if before else None)
     assert found is not None and (str(found.need), found.basis) == (need, basis)
+
+
+def test_a_need_that_is_a_mig_instance_stays() -> None:
+    """Such a need says which instance; a share of a whole GPU would be another thing."""
+    table = ModelTable("1", {"m-7b": "mig-1g.10gb", "n": "2x0.5"})
+    groups = {Group("", model, "/a.py", "A100"): seen(8) for model in ("m-7b", "n")}
+    mixed = [*A100, Gpu(100, "MIG-a", memory_mib=10 * GIB, profile="1g.10gb")]
+    mig, two = advice(table, groups, mixed)
+    assert mig.suggestion is None and not mig.differs
+    assert two.suggestion is not None and str(two.suggestion.need) == "2x0.15" and two.differs
+
+
+def a_job(*arguments: str) -> Job:
+    return Job(id=1, spec=JobSpec(arguments=arguments), need=ResourceRequest(1, WHOLE), gpus=(0,))
+
+
+def test_the_group_of_a_job_can_be_recorded_whatever_its_words_are() -> None:
+    """The store records only UTF-8; a name that cannot be in a model table is not learned."""
+    gpus = {gpu.index: gpu for gpu in A100}
+    assert group_of(a_job("run", "--llm", "mödel '7b'\n"), gpus) == Group("", "mödel '7b'\n", "run", "declared")
+    assert group_of(a_job("run\udcff", "--llm=m"), gpus) == Group("", "m", "run\\udcff", "declared")
+    for name in ("\udcff-7b", "x" * (LONGEST_MODEL + 1)):
+        assert group_of(a_job("run", "--llm", name), gpus) is None
 
 
 def test_nothing_is_suggested_if_nothing_is_known() -> None:

@@ -210,7 +210,7 @@ def test_an_own_lack_of_memory_raises_the_need_and_is_remembered() -> None:
     assert [(run.ended, run.peak_mib) for _, run in plan.measured] == [(OUT_OF_MEMORY, 31 * GIB)]
     job = play.job(1)
     assert (job.state, str(job.need), job.oom_retries, job.runs_failed) == (S.STARTING, "0.5", 1, 0)
-    assert job.notes == ("oom: asked 0.25, peaked at 19 GiB, tried to get 12 GiB more; tried again with 0.5",)
+    assert job.notes == ("oom: asked 0.25 (20 GiB), peaked at 19 GiB, tried to get 12 GiB more; tried again with 0.5",)
     play.tell(play.began(1))
     plan = play.tell(play.ended(1, 0))
     assert [run.ended for _, run in plan.measured] == [DONE]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.gpujobd.machine import CONFIG, Machine
+from tests.gpujobd.test_needs import record_runs
 from tests.stories.harness import wait_for
 from tests.stories.people import ROOT_ONLY
 
@@ -86,6 +87,21 @@ def test_each_user_has_a_token_and_the_rights_of_the_user(machine: Machine) -> N
     assert pages["eve"].ask(f"/api/jobs/{number}/cancel", {})[0] == 200
     machine.ended(number)
     assert "ada" in pages["bob"].ask("/users")[1]
+
+
+def test_needs_are_those_of_the_user_and_only_an_administrator_may_apply_them(machine: Machine) -> None:
+    """Issue 27, 1: the runs of other users are not shown; the table of the machine is written by root alone."""
+    record_runs(machine)
+    pages = {who: Page(machine, who) for who in ("ada", "eve")}
+    for path in ("/needs", "/api/needs"):
+        assert "of-bob" not in pages["ada"].ask(path)[1] and "shared" in pages["ada"].ask(path)[1]
+        assert "of-bob" in pages["eve"].ask(path)[1]
+    assert "/api/needs/apply" in pages["eve"].ask("/needs")[1]
+    assert "/api/needs/apply" not in pages["ada"].ask("/needs")[1]
+    code, text = pages["ada"].ask("/api/needs/apply", {})
+    assert code == 409 and "only an administrator may change the model table" in text, text
+    code, text = pages["eve"].ask("/api/needs/apply", {})
+    assert code == 409 and "cannot be written" in text, text
 
 
 def test_predictions_are_for_all_users_and_offers_only_for_what_the_user_may_do(machine: Machine) -> None:

@@ -103,6 +103,8 @@ def tried(machine: Machine, right: str, who: str) -> Done:
         return machine.gpujob(who, "queue", "pause")
     if right == "reset":
         return machine.gpujob(who, "reset", "--yes")
+    if right == "needs":
+        return machine.gpujob(who, "needs", "--apply")
     if right == "by_name":
         return machine.gpujob(who, "submit", "--on", "0", "--", "true")
     job = str(waiting_job(machine))

@@ -67,3 +67,5 @@ def test_causes_of_failures_of_older_versions_are_read() -> None:
               "submitted_at": 1.0, "identity": ""}  # fmt: skip
     found = job_of_row({**common, "failure": '["oom", "line", "hint", 3, null]'}).log_finding
     assert found is not None and (found.peak_mib, found.differs, found.good_run) == (3, (), None)
+    found = job_of_row({**common, "failure": '["oom", "line", "hint", 3, null, 5]'}).log_finding
+    assert found is not None and (found.tried_mib, found.differs) == (5, ())

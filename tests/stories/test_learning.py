@@ -93,7 +93,9 @@ def test_an_own_lack_of_memory_raises_the_need_to_what_was_seen(machine):
     m.s.wait_state(1, "done")
     job = m.s.job(1)
     assert (job["attempt"], job["need"]) == (2, 0.5)
-    assert job["notes"] == ["oom: asked 0.25, peaked at 19 GiB, tried to get 12 GiB more; tried again with 0.5"]
+    assert job["notes"] == [
+        "oom: asked 0.25 (19.5 GiB), peaked at 19 GiB, tried to get 12 GiB more; tried again with 0.5"
+    ]
 
 
 def test_a_job_whose_memory_a_neighbour_took_is_tried_again_alone(machine):

@@ -44,6 +44,8 @@ VERBS = (
     "release 1",
     "first 1",
     "report",
+    "needs",
+    "needs --apply",
     "run jobs.txt",
     "web --port 0",
 )

@@ -28,7 +28,16 @@ XSS = [
     "<a href=javascript:window.ran=1>x</a>", "<style>@import '//evil.test'</style>", "<base href=//evil.test/>", "<form action=//evil.test><button>x",
     "<link rel=stylesheet href=//evil.test>", "<meta http-equiv=refresh content=0;url=//evil.test>", "&lt;script&gt;", "<!--", "]]>", "`${window.ran=1}`",
 ]  # fmt: skip
-PAGES = ("/", "/jobs", "/timeline?hours=1", "/heatmap?measure=booked", "/submit", "/report?since=all", "/users")
+PAGES = (
+    "/",
+    "/jobs",
+    "/timeline?hours=1",
+    "/heatmap?measure=booked",
+    "/submit",
+    "/report?since=all",
+    "/users",
+    "/needs",
+)
 
 
 def row(tab: Tab, job: int) -> Any:

@@ -46,6 +46,7 @@ PAGES = (
     "/report?since=all",
     "/report",
     "/users",
+    "/needs",
 )
 STATES = {
     JobState.PENDING: {},
