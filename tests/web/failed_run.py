@@ -6,8 +6,10 @@ import contextlib
 import json
 import sqlite3
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
+from scheduler.core.job import Failure
 from tests.gpus.stub import FakeDriver
 from tests.stories.harness import Scheduler, wait_for
 
@@ -72,7 +74,7 @@ def older(s: Scheduler) -> None:
     with contextlib.closing(sqlite3.connect(s.folder / ".gpujob" / "store.db")) as store:
         (text,) = store.execute("SELECT failure FROM jobs WHERE id=2").fetchone()
         found = json.loads(text)
-        found[8] -= 2 * 86_400 + 3 * 3600
+        found[[one.name for one in fields(Failure)].index("good_at")] -= 2 * 86_400 + 3 * 3600
         store.execute("UPDATE jobs SET failure=? WHERE id=2", (json.dumps(found),))
         store.commit()
     s.start()

@@ -419,7 +419,7 @@ def _rendered(text: str, state: JobState) -> str:
     job = a_job(
         1, "0.5", state=state, arguments=(text, "end"), script="/data/a.py", label=text, conda_env=text, info=text, origin=text,
         notes=(text,), interpreter=text, cwd=text,
-        **{**STATES[state], "log_finding": Failure("oom", text, text, 3, 2, "", text, 2, 1.0, (text,)) if state is JobState.FAILED else None},
+        **{**STATES[state], "log_finding": Failure("oom", text, text, 3, 2, error=text, good_run=2, good_at=1.0, differs=(text,)) if state is JobState.FAILED else None},
     )  # fmt: skip
     reason = Reason(text, text) if state is JobState.PENDING else None
     moment = Moment(NOW + 90, NOW + 60, None)
