@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,6 +33,16 @@ connection.close()
 """
 
 
+FORGET = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], timeout=20)
+with connection:
+    connection.execute("DELETE FROM seen_runs")
+    connection.execute("UPDATE gpus SET memory_mib=NULL")
+connection.close()
+"""
+
+
 def record_runs(machine: Machine) -> None:
     """Record runs of ada and bob, and give the GPUs a known size."""
     (store,) = machine.root("find", STATE, "-name", "store.db").out.split()
@@ -39,10 +50,12 @@ def record_runs(machine: Machine) -> None:
 
 
 @pytest.fixture
-def seen(machine: Machine) -> Machine:
-    """A machine with runs of ada and bob."""
+def seen(machine: Machine) -> Iterator[Machine]:
+    """A machine with runs of ada and bob, which other tests do not see."""
     record_runs(machine)
-    return machine
+    yield machine
+    (store,) = machine.root("find", STATE, "-name", "store.db").out.split()
+    machine.root(sys.executable, "-I", "-c", FORGET, store)
 
 
 def rows(machine: Machine, who: str) -> dict[str, Any]:
@@ -87,5 +100,7 @@ def test_only_root_changes_the_table_of_the_machine(seen: Machine) -> None:
         assert told.code == 3 and "it belongs to user 0; run this command as root" in told.err, told
     finally:  # other tests of this machine use no table
         seen.root("sh", "-c", f"echo '{{}}' >{TABLE}")
-        wait_for(lambda: not any(row["table"] for row in rows(seen, "eve").values()), "the scheduler reads the empty table")
+        wait_for(
+            lambda: not any(row["table"] for row in rows(seen, "eve").values()), "the scheduler reads the empty table"
+        )
         seen.root("sh", "-c", f"rm -f {TABLE}*")
