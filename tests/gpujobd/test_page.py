@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.gpujobd.machine import CONFIG, Machine
-from tests.gpujobd.test_needs import record_runs
+from tests.gpujobd.test_needs import seen
 from tests.stories.harness import wait_for
 from tests.stories.people import ROOT_ONLY
 
+__all__ = ["seen"]
 pytestmark = ROOT_ONLY
 
 
@@ -89,10 +90,9 @@ def test_each_user_has_a_token_and_the_rights_of_the_user(machine: Machine) -> N
     assert "ada" in pages["bob"].ask("/users")[1]
 
 
-def test_needs_are_those_of_the_user_and_only_an_administrator_may_apply_them(machine: Machine) -> None:
+def test_needs_are_those_of_the_user_and_only_an_administrator_may_apply_them(seen: Machine) -> None:
     """Issue 27, 1: the runs of other users are not shown; the table of the machine is written by root alone."""
-    record_runs(machine)
-    pages = {who: Page(machine, who) for who in ("ada", "eve")}
+    pages = {who: Page(seen, who) for who in ("ada", "eve")}
     for path in ("/needs", "/api/needs"):
         assert "of-bob" not in pages["ada"].ask(path)[1] and "shared" in pages["ada"].ask(path)[1]
         assert "of-bob" in pages["eve"].ask(path)[1]
