@@ -16,6 +16,7 @@ from scheduler.core.failure_signs import OUT_OF_MEMORY
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Job
 from scheduler.core.model_table import ModelTable, model_in, words_of
+from scheduler.core.run_target import target_of
 from scheduler.core.suggested_need import Suggestion, highest, suggestion
 
 MOST_RUNS = 100  # newest runs kept of each group
@@ -39,7 +40,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Runs are kept apart for each of these. ``script``: its path, or the program of a command; ``gpu``: name of the type.
+    """Runs are kept apart for each of these. ``script``: its path, or the program of a command and its first word that is no
+    option (`core/run_target.py`); ``gpu``: name of the type.
 
     ``count``: the number of GPUs.
     """
@@ -88,8 +90,7 @@ def group_of(job: Job, gpus: Mapping[int, Gpu]) -> Group | None:
     names = [gpus[gpu].name for gpu in job.gpus if gpu in gpus]
     if model is None or not names or len(model) > LONGEST_MODEL or not is_utf8(model):
         return None
-    program = job.spec.script or (job.spec.arguments[0] if job.spec.arguments else "")
-    shown = program.encode("utf-8", "backslashreplace").decode()  # the store records only UTF-8
+    shown = target_of(job.spec).name.encode("utf-8", "backslashreplace").decode()  # the store records only UTF-8
     return Group(job.spec.user, model, shown, names[0], len(names))
 
 

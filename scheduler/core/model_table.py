@@ -22,6 +22,8 @@ from scheduler.core.gpu import (
 )
 from scheduler.core.job import JobSpec
 from scheduler.core.mig import may_use
+from scheduler.core.run_target import script_name, target_of
+from scheduler.core.size_guess import use_of
 from scheduler.core.suggested_need import Learned, suggestion
 from scheduler.core.units import mib_text, size_text
 
@@ -34,12 +36,13 @@ MOST_SAID = 20  # mistakes in a table, after which it is not read further
 class ModelTable:
     """Model name → GPU need, as in `llm_config.json`. Needs are kept as written: notes to the user quote them.
 
-    ``learned``: the runs of each model, for models that the table does not know (setting `learn`); None: they get the default.
+    ``learned``: (model, name of a script) → its runs, for models that the table does not know (setting `learn`); None: they
+    get the default.
     """
 
     default: str = "1"
     models: Mapping[str, str] = field(default_factory=dict)
-    learned: Mapping[str, Learned] | None = None
+    learned: Mapping[tuple[str, str], Learned] | None = None
 
     def as_json(self) -> str:
         """Return the table as JSON text in the format of `llm_config.json`, without what was learned."""
@@ -161,7 +164,7 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     else:
         text = _part_alone(spec.vram_mib or 0, _allowed(spec.allowed, gpus)) if by_vram else table.default
         if model is not None:
-            learned = None if by_vram else _learned(model, table, _allowed(spec.allowed, gpus))
+            learned = None if by_vram else _learned(model, spec, table, _allowed(spec.allowed, gpus))
             near = nearest(model, table.models)
             also = f" (did you mean {near}?)" if near else ""
             missing = "is not in the model table" if table.models else "is unknown, because there is no model table"
@@ -186,18 +189,20 @@ def need_of(spec: JobSpec, table: ModelTable, gpus: Collection[Gpu] = ()) -> tup
     return need, tuple(notes)
 
 
-def _learned(model: str, table: ModelTable, gpus: Collection[Gpu]) -> tuple[str, str] | None:
+def _learned(model: str, spec: JobSpec, table: ModelTable, gpus: Collection[Gpu]) -> tuple[str, str] | None:
     """Return the need of a model that is not in the table, and words about it; None: nothing is known, or not to be used."""
     if table.learned is None:
         return None
-    seen = table.learned.get(model, Learned(0, {}))
-    found, peak = suggestion(model, seen.peaks, gpus), seen.peak_mib
+    script = script_name(target_of(spec).name)
+    seen = table.learned.get((model, script), Learned(0, {}))
+    found, peak = suggestion(model, seen.peaks, gpus, use=use_of(script, words_of(spec))), seen.peak_mib
     if found is None:
         return None
     text = str(found.need)
     if peak is None:
         return text, f"{text}, a guess from the size in its name (setting learn)"
-    return text, f"{text}, learned from {seen.runs} run{'s' * (seen.runs != 1)} (at most {mib_text(peak)} of a GPU)"
+    runs = f"{seen.runs} run{'s' * (seen.runs != 1)} of {script}"
+    return text, f"{text}, learned from {runs} (at most {mib_text(peak)} of a GPU)"
 
 
 LEAST_USUAL_MIB = 128  # a CUDA context alone takes more

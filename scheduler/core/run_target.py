@@ -46,6 +46,11 @@ def target_of(spec: JobSpec) -> Target:
     return Target(f"{words[first]} {named}", "", (*words[:first], *words[first + 1 :]))
 
 
+def script_name(name: str) -> str:
+    """Return the name of a script without its folder. ``name``: of its Target."""
+    return name.rpartition("/")[2]
+
+
 def group_of(spec: JobSpec) -> str:
     """Return a key that is equal for runs of the same script by the same user."""
     text = "\0".join((spec.user, target_of(spec).name))

@@ -1,16 +1,23 @@
 """A first guess of the GPU memory of a model, from the size and the number format in its name.
 
-The guess is for running the model (inference): the weights, `RUNNING` times as much for activations and the key-value
-cache, and `CONTEXT_MIB` for the CUDA context and libraries. Training needs more; the first measured run corrects the guess.
+The guess is a multiple of the weights, and a constant (`USES`). To run a model takes its weights, activations and the key-value
+cache. Training adapters (LoRA) adds gradients and activations. Full training takes about 18 bytes for each parameter: weights,
+a copy of them in fp32, gradients, and the two moments of Adam. The first measured run corrects the guess.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
-RUNNING = 1.2
-CONTEXT_MIB = 1536
+RUN, ADAPTERS, TRAINING = "run", "adapters", "training"
+# Use → the multiple of the weights, and MiB for the CUDA context, libraries and activations.
+USES = {RUN: (1.2, 4096), ADAPTERS: (1.6, 8192), TRAINING: (9.0, 6144)}
+_TRAINING = re.compile(
+    r"(?<![a-z])(pre|re)?train(er|ing)?(?![a-z])|fine[-_]?tun|(?<![a-z])(sft|dpo|ppo|grpo|rlhf)(?![a-z])"
+)
+_ADAPTERS = re.compile(r"(?<![a-z])(q?lora|peft|adapters?)(?![a-z])")
 SIZES = (0.01, 2000.0)  # billions of parameters; other numbers are no sizes
 # Bytes for each parameter by the words of a name; the first match counts. Four-bit formats store scales, too.
 _FORMATS = (
@@ -40,11 +47,26 @@ def billions_in(name: str) -> float | None:
     return max(found, default=None)
 
 
-def guessed_mib(name: str) -> int | None:
-    """Return the MiB of GPU memory that a model of this name is guessed to need; None if its name tells no size."""
+def use_of(script: str, words: Iterable[str]) -> str:
+    """Return whether a job runs a model, or trains it, as its words tell: a key of `USES`.
+
+    ``script``: the name of its script; ``words``: its arguments. Only the name of the script tells that it trains.
+    """
+    name = script.lower()
+    if _ADAPTERS.search(name) or any(_ADAPTERS.search(word.lower()) for word in words):
+        return ADAPTERS
+    return TRAINING if _TRAINING.search(name) else RUN
+
+
+def guessed_mib(name: str, use: str = RUN) -> int | None:
+    """Return the MiB of GPU memory that a model of this name is guessed to need; None if its name tells no size.
+
+    ``use``: a key of `USES`.
+    """
     size = billions_in(name)
     if size is None:
         return None
     plain = name.lower()
     width = next((width for sign, width in _FORMATS if sign.search(plain)), _HALF)
-    return math.ceil(size * 1e9 * width * RUNNING / (1 << 20)) + CONTEXT_MIB
+    times, constant = USES[use]
+    return math.ceil(size * 1e9 * width * times / (1 << 20)) + constant

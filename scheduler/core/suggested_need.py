@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
-from scheduler.core.size_guess import guessed_mib
+from scheduler.core.size_guess import RUN, guessed_mib
 
 MARGIN = 1.1  # readings are taken at intervals, so the real peak may be higher than the highest reading
 STEP = 50  # suggested shares are multiples of this many thousandths
@@ -30,7 +30,7 @@ Peaks = Mapping[int, int]  # number of GPUs that a run had → the most MiB that
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """The runs of a model so far."""
+    """The runs of a model so far, with one script."""
 
     runs: int
     peaks: Peaks
@@ -63,17 +63,17 @@ def need_for(mib: int, sizes: Collection[int], count: int = 1) -> ResourceReques
     if not fitting:
         return ResourceRequest(math.ceil(mib * count / max(sizes)), WHOLE)
     parts = math.ceil(mib * WHOLE / min(fitting))
-    return ResourceRequest(count, min(WHOLE, math.ceil(parts / STEP) * STEP))
+    return ResourceRequest(count, min(WHOLE, max(1, math.ceil(parts / STEP)) * STEP))
 
 
 def suggestion(
-    model: str, peaks: Peaks, gpus: Iterable[Gpu], before: ResourceRequest | None = None
+    model: str, peaks: Peaks, gpus: Iterable[Gpu], before: ResourceRequest | None = None, use: str = RUN
 ) -> Suggestion | None:
     """Return the suggested need of a model; None if nothing is known of it, or of the size of the GPUs.
 
     ``before``: its need in the model table; the number of GPUs stays. If there is none, it is the lowest number with which the
-    model was seen to run. The need is never below the highest peak that was seen. For
-    a model whose need is a MIG instance, nothing is suggested.
+    model was seen to run. The need is never below the highest peak that was seen. ``use``: for a guess (`size_guess.USES`).
+    For a model whose need is a MIG instance, nothing is suggested.
     """
     if before is not None and before.instance:
         return None
@@ -84,8 +84,12 @@ def suggestion(
         count = max(1, before.count) if before is not None else min(peaks)
         mib = max(_wanted(mib, number, count, max(sizes)) for number, mib in peaks.items())
         return Suggestion(need_for(mib, sizes, count), "seen", mib)
-    guess = guessed_mib(model)
-    return None if guess is None else Suggestion(need_for(guess, sizes), "guess", guess)
+    guess = guessed_mib(model, use)
+    if guess is None:
+        return None
+    if use != RUN:
+        guess = min(guess, max(sizes))  # a script that trains on several GPUs asks for them
+    return Suggestion(need_for(guess, sizes), "guess", guess)
 
 
 def _wanted(mib: int, number: int, count: int, largest: int) -> int:

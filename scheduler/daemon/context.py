@@ -34,7 +34,7 @@ class Context:
     changed: set[str] = field(default_factory=set)
     shared: bool = False
     actions: Actions | None = None
-    learned: dict[str, Learned] = field(default_factory=dict)  # the runs of each model
+    learned: dict[tuple[str, str], Learned] = field(default_factory=dict)  # (model, name of a script) → its runs
     limits_jobs: bool = False  # the memory and CPUs of jobs are limited (`mem=`, `cpus=`)
 
     @property

@@ -9,6 +9,7 @@ from scheduler.core.job import Job
 from scheduler.core.learned_needs import Group, Run
 from scheduler.core.measured_use import MeasuredUse
 from scheduler.core.observations import Now
+from scheduler.core.run_target import script_name
 from scheduler.core.suggested_need import Learned, suggestion
 from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
@@ -40,14 +41,17 @@ class Learning:
         """Add ended runs, which are stored already."""
         learned = self._context.learned
         for group, run in measured:
-            before = learned.get(group.model, Learned(0, {}))
-            after = learned[group.model] = before.with_run(group.count, run.peak_mib)
+            key = (group.model, script_name(group.script))
+            before = learned.get(key, Learned(0, {}))
+            after = learned[key] = before.with_run(group.count, run.peak_mib)
             if self._context.config.learn and group.model not in self._context.table.models:
                 if self._suggested(group.model, before) != self._suggested(group.model, after):
                     self._changed[group.model] = None
 
     def _suggested(self, model: str, seen: Learned) -> list[ResourceRequest | None]:
         """Return the suggested need for each size of GPU: a job may be allowed to use some of them only."""
+        if not seen.peaks:
+            return []  # a guess, which depends on the words of the job
         each = {gpu.memory_mib: gpu for gpu in self._gpus()}
         found = (suggestion(model, seen.peaks, [gpu]) for gpu in each.values())
         return [one.need if one is not None else None for one in found]

@@ -62,7 +62,7 @@ def update_needs(
 def _learned(table: ModelTable) -> list[list[object]] | None:
     if table.learned is None:
         return None
-    return sorted([model, sorted(seen.peaks.items())] for model, seen in table.learned.items())
+    return sorted([*key, sorted(seen.peaks.items())] for key, seen in table.learned.items())
 
 
 def changed_needs(gpus: Sequence[Gpu], table: ModelTable, waiting: Iterable[Job]) -> list[Job]:

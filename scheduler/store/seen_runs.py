@@ -13,6 +13,7 @@ from dataclasses import replace
 from scheduler.core.job import JobSpec
 from scheduler.core.learned_needs import Group, Run, Seen
 from scheduler.core.model_table import ModelTable, model_in, words_of
+from scheduler.core.run_target import script_name
 from scheduler.core.suggested_need import Learned, highest
 from scheduler.store.jobs import meta
 
@@ -54,13 +55,15 @@ def _gpus_of(text: str) -> tuple[str, int]:
     return (name, int(number)) if x and number.isdigit() else (text, 1)
 
 
-def learned_of(connection: sqlite3.Connection) -> dict[str, Learned]:
-    """Return for each model that has run the number of its runs and their highest peaks."""
-    found: dict[str, Learned] = {}
-    for model, gpus, count, peak in connection.execute("SELECT model, gpu, count, peak_mib FROM seen_runs"):
-        before = found.get(model, Learned(0, {}))
-        peaks = highest([*before.peaks.items(), (_gpus_of(gpus)[1], peak)])
-        found[model] = Learned(before.runs + count, peaks)
+def learned_of(connection: sqlite3.Connection) -> dict[tuple[str, str], Learned]:
+    """Return (model, name of a script) → the number of its runs and their highest peaks."""
+    found: dict[tuple[str, str], Learned] = {}
+    for model, script, gpus, count, peak in connection.execute(
+        "SELECT model, script, gpu, count, peak_mib FROM seen_runs"
+    ):
+        key = (model, script_name(script))
+        before = found.get(key, Learned(0, {}))
+        found[key] = Learned(before.runs + count, highest([*before.peaks.items(), (_gpus_of(gpus)[1], peak)]))
     return found
 
 

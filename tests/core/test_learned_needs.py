@@ -121,6 +121,7 @@ def test_a_suggestion_has_room_for_the_highest_peak(peaks: list[int], sizes: lis
     gpus = [Gpu(number, f"GPU-{number}", memory_mib=size) for number, size in enumerate(sizes)]
     found = suggestion("any", peaks_of(runs), gpus, ResourceRequest(count, WHOLE))
     assert found is not None and found.need == need_for(found.mib, sizes, count)
+    assert ResourceRequest.parse(str(found.need)) == found.need, "it can be written into the model table"
     fitting = [size for size in sizes if size >= found.mib]
     if fitting:
         assert found.need.count == count and min(fitting) * found.need.parts // WHOLE >= max(peaks)
