@@ -16,8 +16,6 @@ from benchmarks import gpu_job
 from benchmarks.gpu_machine import Machine
 from benchmarks.house import House, Stuck, append, wait_until
 from scheduler.core.admission import LOAD_WINDOW_S
-from scheduler.core.learned_needs import together
-from scheduler.store.seen_runs import seen_runs
 
 COMMAND_S = 60.0
 ENDED = ("done", "failed", "cancelled")
@@ -203,8 +201,10 @@ class GpuHouse(House):
 
     def learned_peak_mib(self, model: str) -> int | None:
         """Return the highest memory in MiB that the scheduler has seen of the runs of a model; None: nothing seen."""
-        with self.reading() as store:
-            return together(seen for group, seen in seen_runs(store).items() if group.model == model).peak_mib
+        found = [
+            one["peak_memory"] for one in self.ask("needs")["models"] if one["model"] == model and one["peak_memory"]
+        ]
+        return found[0] >> 20 if found else None
 
 
 def _private(path: str, flags: int) -> int:

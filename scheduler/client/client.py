@@ -176,8 +176,7 @@ class SchedulerClient(CurvesClient):
         """
         from scheduler.client import admission_checks
         from scheduler.core.command_limits import check_nodes
-        from scheduler.core.model_table import need_of
-        from scheduler.store.seen_runs import with_learned
+        from scheduler.core.model_table import lacks_model, need_of
 
         if spec.arguments:
             check_nodes(spec.arguments)
@@ -199,7 +198,11 @@ class SchedulerClient(CurvesClient):
                     spec = replace(spec, env_file=self._keep_environment(environment))
                 gpus = rows.gpus(connection)
                 spec = admission_checks.with_memory(connection, gpus, spec)
-                need, notes = need_of(spec, with_learned(connection, table, spec), gpus)
+                if lacks_model(table, spec):
+                    from scheduler.store.seen_runs import with_learned
+
+                    table = with_learned(connection, table, spec)
+                need, notes = need_of(spec, table, gpus)
                 job = rows.insert(connection, spec, need, "", notes, time.time())
                 if job.need != ResourceRequest(0, 0):
                     admission_checks.check_possible(connection, gpus, job)

@@ -406,7 +406,7 @@ class Config:
         5.0, _seconds, "wait after the first failed start; doubles each time, at most 10 min", "S", reload=True
     )
     oom_retries: int = _option(
-        2, _whole(0), "how often a job that ran out of GPU memory is run again with a larger share; 0: never", "N", reload=True
+        2, _whole(0), "how often a job that ran out of GPU memory is run again, with a larger share or alone; 0: never", "N", reload=True
     )
     learn: bool = _option(
         False, _flag,

@@ -23,7 +23,7 @@ from scheduler.core.gpu import (
 from scheduler.core.job import JobSpec
 from scheduler.core.mig import may_use
 from scheduler.core.run_target import script_name, target_of
-from scheduler.core.size_guess import use_of
+from scheduler.core.size_guess import RUN, billions_in, use_of
 from scheduler.core.suggested_need import Learned, suggestion
 from scheduler.core.units import mib_text, size_text
 
@@ -130,6 +130,12 @@ def words_of(spec: JobSpec) -> Sequence[str]:
         return spec.arguments[2].split()
 
 
+def lacks_model(table: ModelTable, spec: JobSpec) -> bool:
+    """Return whether a job names a model that the table does not know, and does not state its need itself."""
+    model = None if spec.gpus else model_in(words_of(spec))
+    return model is not None and model not in table.models
+
+
 def booking_memory(spec: JobSpec, mib: int, *, read: bool) -> JobSpec:
     """Return ``spec``, changed so that the job books GPU memory instead of a share of a GPU.
 
@@ -195,14 +201,19 @@ def _learned(model: str, spec: JobSpec, table: ModelTable, gpus: Collection[Gpu]
         return None
     script = script_name(target_of(spec).name)
     seen = table.learned.get((model, script), Learned(0, {}))
-    found, peak = suggestion(model, seen.peaks, gpus, use=use_of(script, words_of(spec))), seen.peak_mib
+    others = (
+        one.peaks.get(1) for (name, other), one in table.learned.items() if name == model and use_of(other, ()) == RUN
+    )
+    run_mib = None if seen.peaks else max((mib for mib in others if mib is not None), default=None)
+    found = suggestion(model, seen.peaks, gpus, use=use_of(script, words_of(spec)), run_mib=run_mib)
     if found is None:
         return None
     text = str(found.need)
-    if peak is None:
-        return text, f"{text}, a guess from the size in its name (setting learn)"
+    if seen.peak_mib is None:
+        source = "the size in its name" if billions_in(model) is not None else "its runs with other scripts"
+        return text, f"{text}, a guess from {source} (setting learn)"
     runs = f"{seen.runs} run{'s' * (seen.runs != 1)} of {script}"
-    return text, f"{text}, learned from {runs} (at most {mib_text(peak)} of a GPU)"
+    return text, f"{text}, learned from {runs} (at most {mib_text(seen.peak_mib)} of a GPU)"
 
 
 LEAST_USUAL_MIB = 128  # a CUDA context alone takes more

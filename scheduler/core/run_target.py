@@ -43,7 +43,7 @@ def target_of(spec: JobSpec) -> Target:
         left_out = {first, script}
         return Target(path, path, tuple(word for at, word in enumerate(words) if at not in left_out))
     named = next((word for word in words[first + 1 :] if not word.startswith("-")), "")
-    return Target(f"{words[first]} {named}", "", (*words[:first], *words[first + 1 :]))
+    return Target(f"{words[first]} {named}".rstrip(), "", (*words[:first], *words[first + 1 :]))
 
 
 def script_name(name: str) -> str:

@@ -70,3 +70,11 @@ def guessed_mib(name: str, use: str = RUN) -> int | None:
     width = next((width for sign, width in _FORMATS if sign.search(plain)), _HALF)
     times, constant = USES[use]
     return math.ceil(size * 1e9 * width * times / (1 << 20)) + constant
+
+
+def guess_from_run(mib: int, use: str) -> int:
+    """Return the MiB that a model is guessed to need for a use, if running it took ``mib`` MiB."""
+    times, constant = USES[RUN]
+    weights = max(0.0, (mib - constant) / times)
+    times, constant = USES[use]
+    return max(mib, math.ceil(weights * times) + constant)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from scheduler.core.gpu import WHOLE, Gpu, ResourceRequest
-from scheduler.core.size_guess import RUN, guessed_mib
+from scheduler.core.size_guess import RUN, guess_from_run, guessed_mib
 
 MARGIN = 1.1  # readings are taken at intervals, so the real peak may be higher than the highest reading
 STEP = 50  # suggested shares are multiples of this many thousandths
@@ -67,12 +67,18 @@ def need_for(mib: int, sizes: Collection[int], count: int = 1) -> ResourceReques
 
 
 def suggestion(
-    model: str, peaks: Peaks, gpus: Iterable[Gpu], before: ResourceRequest | None = None, use: str = RUN
+    model: str,
+    peaks: Peaks,
+    gpus: Iterable[Gpu],
+    before: ResourceRequest | None = None,
+    use: str = RUN,
+    run_mib: int | None = None,
 ) -> Suggestion | None:
     """Return the suggested need of a model; None if nothing is known of it, or of the size of the GPUs.
 
     ``before``: its need in the model table; the number of GPUs stays. If there is none, it is the lowest number with which the
     model was seen to run. The need is never below the highest peak that was seen. ``use``: for a guess (`size_guess.USES`).
+    ``run_mib``: the most MiB that running the model took with other scripts, for a guess if its name tells no size.
     For a model whose need is a MIG instance, nothing is suggested.
     """
     if before is not None and before.instance:
@@ -85,6 +91,8 @@ def suggestion(
         mib = max(_wanted(mib, number, count, max(sizes)) for number, mib in peaks.items())
         return Suggestion(need_for(mib, sizes, count), "seen", mib)
     guess = guessed_mib(model, use)
+    if guess is None and run_mib is not None:
+        guess = guess_from_run(run_mib, use)
     if guess is None:
         return None
     if use != RUN:

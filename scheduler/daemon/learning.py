@@ -51,7 +51,7 @@ class Learning:
     def _suggested(self, model: str, seen: Learned) -> list[ResourceRequest | None]:
         """Return the suggested need for each size of GPU: a job may be allowed to use some of them only."""
         if not seen.peaks:
-            return []  # a guess, which depends on the words of the job
+            return []  # a guess, if anything
         each = {gpu.memory_mib: gpu for gpu in self._gpus()}
         found = (suggestion(model, seen.peaks, [gpu]) for gpu in each.values())
         return [one.need if one is not None else None for one in found]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from scheduler.core.job import JobSpec
 from scheduler.core.learned_needs import Group, Run, Seen
-from scheduler.core.model_table import ModelTable, model_in, words_of
+from scheduler.core.model_table import ModelTable, lacks_model
 from scheduler.core.run_target import script_name
 from scheduler.core.suggested_need import Learned, highest
 from scheduler.store.jobs import meta
@@ -72,8 +72,7 @@ def with_learned(connection: sqlite3.Connection, table: ModelTable, spec: JobSpe
 
     ``spec``: the table is for this job; then it stays as it is if the job does not depend on what was learned.
     """
-    model = model_in(words_of(spec)) if spec is not None and not spec.gpus else None
-    if spec is not None and (model is None or model in table.models):
+    if spec is not None and not lacks_model(table, spec):
         return table
     learn, _ = json.loads(meta(connection, "settings") or "{}").get("learn", (False, ""))
     return replace(table, learned=learned_of(connection)) if learn else table

@@ -21,7 +21,7 @@ from scheduler.core.learned_needs import (
     together,
 )
 from scheduler.core.model_table import ModelTable
-from scheduler.core.size_guess import billions_in, guessed_mib
+from scheduler.core.size_guess import ADAPTERS, RUN, TRAINING, billions_in, guess_from_run, guessed_mib, use_of
 from scheduler.core.suggested_need import Learned, highest, need_for, suggestion
 
 GIB = 1024
@@ -56,8 +56,8 @@ def test_the_size_in_a_model_name(name: str, billions: float | None) -> None:
 @pytest.mark.parametrize(
     ("name", "least", "most"),
     [
-        ("qwen2.5-7b-inst", 16, 19), ("qwen2.5-32b", 70, 78), ("qwen2.5-32b-awq", 20, 25), ("llama-8b-4bit", 6, 8), ("llama-8b-int8", 10, 13),
-        ("llama-8b-bnb-4bit", 6, 8), ("llama-8b-fp8", 10, 13), ("llama-8b-gguf-q4_k_m", 6, 8), ("tiny-1b-fp32", 5, 7),
+        ("qwen2.5-7b-inst", 18, 21), ("qwen2.5-32b", 72, 80), ("qwen2.5-32b-awq", 22, 27), ("llama-8b-4bit", 8, 10), ("llama-8b-int8", 12, 15),
+        ("llama-8b-bnb-4bit", 8, 10), ("llama-8b-fp8", 12, 15), ("llama-8b-gguf-q4_k_m", 8, 10), ("tiny-1b-fp32", 7, 9),
     ],
 )  # fmt: skip
 def test_the_guess_knows_number_formats(name: str, least: int, most: int) -> None:
@@ -97,7 +97,9 @@ def a_job(*arguments: str) -> Job:
 def test_the_group_of_a_job_can_be_recorded_whatever_its_words_are() -> None:
     """The store records only UTF-8; a name that cannot be in a model table is not learned."""
     gpus = {gpu.index: gpu for gpu in A100}
-    assert group_of(a_job("run", "--llm", "mödel '7b'\n"), gpus) == Group("", "mödel '7b'\n", "run", "declared")
+    assert group_of(a_job("run", "--llm", "mödel '7b'\n"), gpus) == Group(
+        "", "mödel '7b'\n", "run mödel '7b'\n", "declared"
+    )
     assert group_of(a_job("run\udcff", "--llm=m"), gpus) == Group("", "m", "run\\udcff", "declared")
     for name in ("\udcff-7b", "x" * (LONGEST_MODEL + 1)):
         assert group_of(a_job("run", "--llm", name), gpus) is None
@@ -191,3 +193,29 @@ def test_runs_on_several_gpus_suggest_as_much_memory_in_all(
 def test_learned_runs_are_counted_with_their_peaks_by_number_of_gpus() -> None:
     learned = Learned(0, {}).with_run(1, 10).with_run(2, 30).with_run(1, None).with_run(1, 7)
     assert learned == Learned(4, {1: 10, 2: 30}) and learned.peak_mib == 30
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "use"),
+    [
+        ("train.py", (), TRAINING), ("finetune_7b.py", (), TRAINING), ("run-sft.sh", (), TRAINING), ("trainer.py", (), TRAINING),
+        ("constraints.py", (), RUN), ("eval.py", ("--train_batch_size", "8"), RUN), ("train.py", ("--lora_r", "8"), ADAPTERS),
+        ("qlora.py", (), ADAPTERS), ("florance.py", (), RUN), ("eval.py", (), RUN), ("", (), RUN),
+    ],
+)  # fmt: skip
+def test_the_words_of_a_job_tell_whether_it_trains_its_model(script: str, words: tuple[str, ...], use: str) -> None:
+    assert use_of(script, words) == use
+
+
+def test_training_is_guessed_to_need_more_and_at_most_one_gpu() -> None:
+    needs = [suggestion("m-3b", {}, A100, use=use) for use in (RUN, ADAPTERS, TRAINING)]
+    assert [str(one.need) for one in needs if one is not None] == ["0.15", "0.25", "0.75"]
+    large = suggestion("m-70b", {}, A100, use=TRAINING)
+    assert large is not None and str(large.need) == "1", "a script that trains on several GPUs asks for them"
+    assert suggestion("m", {}, A100, use=TRAINING) is None
+
+
+def test_a_model_without_a_size_in_its_name_is_guessed_from_its_runs_with_other_scripts() -> None:
+    found = [suggestion("phi", {}, A100, use=use, run_mib=12 * GIB) for use in (RUN, ADAPTERS, TRAINING)]
+    assert [str(one.need) for one in found if one is not None] == ["0.15", "0.25", "0.85"]
+    assert guess_from_run(1 * GIB, RUN) >= 1 * GIB and guess_from_run(30 * GIB, RUN) == 30 * GIB

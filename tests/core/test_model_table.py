@@ -311,31 +311,32 @@ def test_an_instance_of_unknown_size_does_not_matter_to_a_job_for_a_card() -> No
 @pytest.mark.parametrize(
     ("model", "need", "words"),
     [
-        ("seen", "0.45", "learned from 12 runs (at most 31 GiB of a GPU)"),
-        ("seen-7b", "0.15", "learned from 1 run (at most 10 GiB of a GPU)"),
+        ("seen", "0.45", "learned from 12 runs of eval.py (at most 31 GiB of a GPU)"),
+        ("seen-7b", "0.15", "learned from 1 run of eval.py (at most 10 GiB of a GPU)"),
         ("unmeasured-7b", "0.25", "0.25, a guess from the size in its name"),
         ("other-7b", "0.25", "0.25, a guess from the size in its name"),
+        ("elsewhere", "0.4", "0.4, a guess from its runs with other scripts"),
         ("other", "1", "the job requests the default, 1"),
         ("known", "0.5", ""),
     ],
 )
 def test_a_model_that_the_table_does_not_know_gets_what_was_learned(model: str, need: str, words: str) -> None:
     learned = {
-        "seen": Learned(12, {1: 31 * 1024}), "seen-7b": Learned(1, {1: 10 * 1024}), "unmeasured-7b": Learned(3, {}),
-        "known": Learned(9, {1: 70 * 1024}),
+        ("seen", "eval.py"): Learned(12, {1: 31 * 1024}), ("seen-7b", "eval.py"): Learned(1, {1: 10 * 1024}), ("unmeasured-7b", "eval.py"): Learned(3, {}),
+        ("known", "eval.py"): Learned(9, {1: 70 * 1024}), ("elsewhere", "other.py"): Learned(3, {1: 30 * 1024}),
     }  # fmt: skip
     table = ModelTable("1", {"known": "0.5"}, learned)
     gpus = [Gpu(0, "GPU-a", memory_mib=80 * 1024)]
-    found, notes = need_of(a_spec(arguments=("--llm", model)), table, gpus)
+    found, notes = need_of(a_spec(script="/data/eval.py", arguments=("--llm", model)), table, gpus)
     assert str(found) == need and words in "".join(notes)
-    asked, _ = need_of(a_spec(arguments=("--llm", model), gpus="0.9"), table, gpus)
-    by_memory, _ = need_of(a_spec(arguments=("--llm", model), vram_mib=8 * 1024), table, gpus)
+    asked, _ = need_of(a_spec(script="/data/eval.py", arguments=("--llm", model), gpus="0.9"), table, gpus)
+    by_memory, _ = need_of(a_spec(script="/data/eval.py", arguments=("--llm", model), vram_mib=8 * 1024), table, gpus)
     assert str(asked) == "0.9" and str(by_memory) == ("0.5" if model == "known" else "0.1")
-    unknown, _ = need_of(a_spec(arguments=("--llm", model)), table, [Gpu(0, "declared:0")])
+    unknown, _ = need_of(a_spec(script="/data/eval.py", arguments=("--llm", model)), table, [Gpu(0, "declared:0")])
     assert str(unknown) == ("0.5" if model == "known" else "1"), "the size of the GPU is not known"
-    assert need_of(a_spec(arguments=("--llm", model)), ModelTable("1", table.models), gpus)[0].parts == (
-        500 if model == "known" else 1000
-    )
+    assert need_of(a_spec(script="/data/eval.py", arguments=("--llm", model)), ModelTable("1", table.models), gpus)[
+        0
+    ].parts == (500 if model == "known" else 1000)
 
 
 def test_a_new_note_about_the_model_replaces_the_old_one() -> None:

@@ -25,7 +25,7 @@ class Learner:
     """The part, with a context of its own. ``updates``: the reasons for which needs were computed again."""
 
     def __init__(self, folder: Path, learn: bool = True) -> None:
-        self.learned: dict[str, Learned] = {}
+        self.learned: dict[tuple[str, str], Learned] = {}
         self.updates: list[str] = []
         config = SimpleNamespace(learn=learn)
         places = SimpleNamespace(history=str(folder / "history.db"))
@@ -48,12 +48,12 @@ def test_needs_are_computed_again_only_if_a_suggestion_changes(tmp_path: Path) -
     assert learner.take("new", 9_000) == [] and learner.take("new", 10_001) == []
     assert learner.take("new", 15_000) == ["learned from runs of new"]
     assert learner.take("known", 50_000) == [], "the table knows it"
-    assert learner.learned == {"new": Learned(5, {1: 15_000}), "known": Learned(1, {1: 50_000})}
+    assert learner.learned == {("new", "a.py"): Learned(5, {1: 15_000}), ("known", "a.py"): Learned(1, {1: 50_000})}
 
 
 def test_without_the_setting_runs_are_only_counted(tmp_path: Path) -> None:
     learner = Learner(tmp_path, learn=False)
-    assert learner.take("new", 10_000) == [] and learner.learned == {"new": Learned(1, {1: 10_000})}
+    assert learner.take("new", 10_000) == [] and learner.learned == {("new", "a.py"): Learned(1, {1: 10_000})}
 
 
 @pytest.mark.parametrize("gpus, peak", [((0,), 30_000), ((0, 1), 15_000)])

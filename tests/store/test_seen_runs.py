@@ -43,4 +43,4 @@ def test_the_number_of_gpus_is_a_part_of_the_group(database: Database) -> None:
             connection, [(two, Run(40_000, 1.0, None)), (one, Run(30_000, 1.0, None)), (one, Run(None, 1.0, None))], 1.0
         )
     assert set(store.seen_runs(database.connection)) == {one, two}
-    assert store.learned_of(database.connection) == {"m": Learned(3, {1: 30_000, 2: 40_000})}
+    assert store.learned_of(database.connection) == {("m", "a.py"): Learned(3, {1: 30_000, 2: 40_000})}

@@ -57,7 +57,7 @@ def test_a_model_that_no_table_knows_gets_the_need_that_its_runs_suggest(machine
     job = m.s.job(2)
     assert job["need"] == 0.3, "both share the GPU now"
     (note,) = job["notes"]
-    assert note.endswith("the job requests 0.3, learned from 1 run (at most 19.5 GiB of a GPU)"), note
+    assert note.endswith("the job requests 0.3, learned from 1 run of job.py (at most 19.5 GiB of a GPU)"), note
     m.s.says("learned from runs of exaone-nova")
     m.s.says("the need of 2 waiting jobs has changed")
 

@@ -62,7 +62,7 @@ def test_needs_shows_table_runs_and_suggestion(seen: Machine) -> None:
     assert [" ".join(line.split()) for line in lines[:6]] == [
         "MODEL TABLE RUNS MAX P95 LOAD TIME OOM SUGGESTED",
         "fits 0.45 1 31 GiB 31 GiB 50% 1 min 30 s 0 0.45 for 34.1 GiB",
-        "known-7b 0.5 0 - - - - 0 0.25 for 17.1 GiB (guess)",
+        "known-7b 0.5 0 - - - - 0 0.3 for 19.6 GiB (guess)",
         "new - 1 - - - 3 s 0 -",
         "seven 1.0 4 31 GiB 31 GiB 50% 1 min 30 s 1 0.45 for 34.1 GiB *",
         "two 2x0.5 1 16 GiB 16 GiB 50% 1 min 30 s 0 2x0.25 for 17.6 GiB *",
@@ -97,8 +97,8 @@ def test_apply_writes_only_the_changed_needs_and_keeps_a_backup(seen: Machine) -
     s.cli("needs", "--apply", "sevn", code=6)
     assert (table.stat().st_ino, table.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     found = of(s, "--apply", "known-7b")
-    assert found["changed"] == [{"model": "known-7b", "before": "0.5", "after": "0.25"}] and not found["unchanged"]
-    assert Path(found["backup"]).exists() and '"known-7b": 0.25,' in table.read_text()
+    assert found["changed"] == [{"model": "known-7b", "before": "0.5", "after": "0.3"}] and not found["unchanged"]
+    assert Path(found["backup"]).exists() and '"known-7b": 0.3,' in table.read_text()
     for row in by_name(s).values():
         share = 0 if row["table"] is None else float(row["table"].split("x")[-1])
         assert row["peak_memory"] is None or share * 80_000 * (1 << 20) >= row["peak_memory"], row
