@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,12 @@ def test_a_model_that_no_table_knows_gets_the_need_that_its_runs_suggest(machine
     m.s.says("the need of 2 waiting jobs has changed")
 
     # Commands and dry runs use it, too; so does the next scheduler.
-    assert "the job requests 0.3, learned from" in m.s.cli("submit", "--dry-run", "--", "true", *MODEL.split()).stdout
+    words = ("--", sys.executable, str(m.s.script), *MODEL.split())
+    assert "the job requests 0.3, learned from" in m.s.cli("submit", "--dry-run", *words).stdout
+    other = m.s.cli("submit", "--dry-run", "--", "true", *MODEL.split()).stdout
+    assert "requests 0.25, a guess from its runs with other scripts" in other
     assert "requests 0.25, a guess" in m.s.cli("submit", "--dry-run", "--", "true", "--llm", "some-7b").stdout
-    m.s.cli("submit", "--hold", "--", "true", *MODEL.split())
+    m.s.cli("submit", "--hold", *words)
     m.s.cli("submit", "--hold", "--", "true", "--llm", "some-7b")
     assert (m.s.job(4)["need"], m.s.job(5)["need"]) == (0.3, 0.25)
     assert "0.25, a guess from the size in its name" in m.s.job(5)["notes"][0]
