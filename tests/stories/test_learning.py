@@ -67,11 +67,11 @@ def test_a_model_that_no_table_knows_gets_the_need_that_its_runs_suggest(machine
     assert "the job requests 0.3, learned from" in m.s.cli("submit", "--dry-run", *words).stdout
     other = m.s.cli("submit", "--dry-run", "--", "true", *MODEL.split()).stdout
     assert "requests 0.25, a guess from its runs with other scripts" in other
-    assert "requests 0.25, a guess" in m.s.cli("submit", "--dry-run", "--", "true", "--llm", "some-7b").stdout
+    assert "requests 0.15, a guess" in m.s.cli("submit", "--dry-run", "--", "true", "--llm", "some-3b").stdout
     m.s.cli("submit", "--hold", *words)
-    m.s.cli("submit", "--hold", "--", "true", "--llm", "some-7b")
-    assert (m.s.job(4)["need"], m.s.job(5)["need"]) == (0.3, 0.25)
-    assert "0.25, a guess from the size in its name" in m.s.job(5)["notes"][0]
+    m.s.cli("submit", "--hold", "--", "true", "--llm", "some-3b")
+    assert (m.s.job(4)["need"], m.s.job(5)["need"]) == (0.3, 0.15)
+    assert "0.15, a guess from the size in its name" in m.s.job(5)["notes"][0]
     m.s.kill()
     m.s.start()
     m.s.append(m.s.line("d", more=MODEL))
@@ -83,7 +83,7 @@ def test_a_model_that_no_table_knows_gets_the_need_that_its_runs_suggest(machine
 def test_without_the_setting_a_model_that_no_table_knows_gets_the_default(machine):
     m = machine().cards("GPU-a")
     m.s.start()
-    m.s.cli("submit", "--hold", "--", "true", "--llm", "some-7b")
+    m.s.cli("submit", "--hold", "--", "true", "--llm", "some-3b")
     assert m.s.job(1)["need"] == 1
 
 
