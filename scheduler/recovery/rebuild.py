@@ -42,7 +42,21 @@ from scheduler.system.safe_open import plain
 
 # Damage of these tables is no loss: the daemon writes them again, `recover` restores them, or they are statistics.
 PASSING = frozenset(
-    {"sqlite_master", "counts", "reasons", "readings", "gpus", "meta", "files", "line_counts", "refused", "tallies"}
+    {
+        "sqlite_master",
+        "counts",
+        "reasons",
+        "readings",
+        "gpus",
+        "meta",
+        "files",
+        "line_counts",
+        "refused",
+        "tallies",
+        "seen_runs",
+        "good_runs",
+        "fact_sets",
+    }
 )
 LOCK_WAIT_S = 10.0
 HEAD = {"sqlite_master": "the file header"}
