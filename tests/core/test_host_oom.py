@@ -11,7 +11,7 @@ from scheduler.core.job import Failure
 from scheduler.core.own_classes import OwnClass
 
 NEED = ResourceRequest(1, 1000)
-# Recorded: Linux 3.10 (RHEL 7), 4.4, 4.15 (cgroup), 5.4, 5.15 (cgroup), 6.18 (cgroup v1).
+# In the formats of Linux 3.10 (RHEL 7), 4.4, 4.15 (cgroup), 5.4, 5.15 (cgroup); that of 6.18 (cgroup v1) was recorded.
 LINES: dict[str, tuple[list[str], tuple[int, int, bool, str]]] = {
     "3.10": (
         [
