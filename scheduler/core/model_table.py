@@ -201,10 +201,10 @@ def _learned(model: str, spec: JobSpec, table: ModelTable, gpus: Collection[Gpu]
         return None
     script = script_name(target_of(spec).name)
     seen = table.learned.get((model, script), Learned(0, {}))
-    others = (
-        one.peaks.get(1) for (name, other), one in table.learned.items() if name == model and use_of(other, ()) == RUN
-    )
-    run_mib = None if seen.peaks else max((mib for mib in others if mib is not None), default=None)
+    run_mib = None
+    if not seen.peaks and billions_in(model) is None:
+        others = (one for (name, other), one in table.learned.items() if name == model and use_of(other, ()) == RUN)
+        run_mib = max((one.peaks[1] for one in others if 1 in one.peaks), default=None)
     found = suggestion(model, seen.peaks, gpus, use=use_of(script, words_of(spec)), run_mib=run_mib)
     if found is None:
         return None
