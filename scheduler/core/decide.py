@@ -503,6 +503,8 @@ class _Decision(DecisionPass):
             state.sharing.waits_for, state.sharing.due, state.sharing.reserving = "", None, False
         if state.users is not None:
             state.users.account(self.now.mono, state.live.values(), state.holdings.values())
+        if state.unbooked:
+            state.book_unbooked()
         if state.queue_paused or not state.may_start or not len(state.queue):
             return
         state.fleet.open_to_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -222,6 +223,20 @@ class SchedulerState:
             if not job.gpus and not job.runner_kind.owns_gpus:
                 why = "the engine gave it GPUs that are not managed here"
             job.notes = (*job.notes, why)
+
+    def book_unbooked(self) -> None:
+        """Book the GPUs of attempts in ``unbooked`` for which there is room now, because other jobs have ended."""
+        for key in sorted(self.unbooked):
+            holding, job = self.holdings.get(key), self.live.get(int(key.partition(".")[0]))
+            if holding is not None:
+                need, gpus, vram = holding.need, holding.gpus, holding.vram_mib
+            elif job is not None and job.attempt_key == key:
+                need, gpus, vram = job.need, job.gpus, job.spec.vram_mib or 0
+            else:
+                continue
+            with contextlib.suppress(ValueError):  # there is no room yet
+                self.fleet.take(need, gpus, vram)
+                self.unbooked.discard(key)
 
     def hold(self, holding: Holding) -> None:
         """Add an allocation that leftover processes hold, and book its GPUs.

@@ -253,3 +253,18 @@ def test_uncertain_leftovers_do_not_delay_the_end_of_a_cancelled_job() -> None:
         play.tell(replace(play.ended(1), leftovers=left, unsure=unsure))
         assert play.state(1) is after
         assert play.scheduler.fleet.free == {0: 0}, "the GPU is held either way"
+
+
+def test_an_attempt_that_could_not_be_booked_keeps_its_gpu_when_the_other_jobs_there_have_ended() -> None:
+    """Found by random damage of the store: an adopted job whose GPU was booked twice lost it to the next waiting job."""
+    play = a_world(1)
+    for number in (1, 2):
+        job = a_job(number, "1", state=S.RUNNING, attempt=1, gpus=(0,), process=Process(100 + number, 5), started_at=T0)
+        play.rows[number] = job
+        play.scheduler.adopt(job, play.now)
+    assert play.scheduler.unbooked == {"2.1"}
+    play.arrive(a_job(3, "0.5"))
+    play.tell(play.ended(1, 0))
+    assert not play.scheduler.unbooked and play.state(3) is S.PENDING
+    play.tell(play.ended(2, 0))
+    assert play.state(3) is S.STARTING
