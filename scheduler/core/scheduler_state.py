@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -234,9 +233,11 @@ class SchedulerState:
                 need, gpus, vram = job.need, job.gpus, job.spec.vram_mib or 0
             else:
                 continue
-            with contextlib.suppress(ValueError):  # there is no room yet
+            try:
                 self.fleet.take(need, gpus, vram)
-                self.unbooked.discard(key)
+            except ValueError:
+                continue  # there is no room yet
+            self.unbooked.discard(key)
 
     def hold(self, holding: Holding) -> None:
         """Add an allocation that leftover processes hold, and book its GPUs.
