@@ -44,7 +44,7 @@ from scheduler.core.observations import (
     Started,
     Unclaimed,
 )
-from scheduler.core.out_of_memory import OWN, demand_of
+from scheduler.core.out_of_memory import OWN, VICTIM, demand_of
 from scheduler.core.placement_class import PlacementClass, class_of
 from scheduler.core.scheduler_state import OpenEnd, SchedulerState
 from scheduler.core.states import Move, move
@@ -272,6 +272,8 @@ class _Decision(DecisionPass):
         found = job.log_finding
         if ended != DONE and found is not None and found.peak_mib is not None:
             peak = found.peak_mib  # the log may tell more than the readings
+        if ended != DONE and found is not None and found.oom == VICTIM:
+            peak = None  # it had no chance to use what it needs
         if ended != DONE and found is not None and found.oom == OWN:
             ended, peak = OUT_OF_MEMORY, demand_of(found, sizes_for(job.need, job.allowed, self.state.fleet.managed))
         wall_s = max(0.0, job.finished_at - job.started_at)

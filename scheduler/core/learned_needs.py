@@ -62,9 +62,14 @@ class Seen:
     peak_mib: int | None = None
 
     def with_run(self, run: Run) -> Seen:
-        """Return these runs and one more."""
-        peaks = [peak for peak in (self.peak_mib, run.peak_mib) if peak is not None]
-        return Seen((*self.runs, run)[-MOST_RUNS:], self.count + 1, max(peaks, default=None))
+        """Return these runs and one more.
+
+        A run that failed otherwise may have ended before it used what it needs: alone it tells no peak.
+        """
+        runs = (*self.runs, run)
+        peaks = [peak for peak in (self.peak_mib, *(one.peak_mib for one in runs)) if peak is not None]
+        known = self.peak_mib is not None or run.ended != OTHERWISE
+        return Seen(runs[-MOST_RUNS:], self.count + 1, max(peaks, default=None) if known else None)
 
 
 def together(groups: Iterable[Seen]) -> Seen:

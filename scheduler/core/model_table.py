@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -206,8 +207,8 @@ def _learned(model: str, spec: JobSpec, table: ModelTable, gpus: Collection[Gpu]
         others = (one for (name, other), one in table.learned.items() if name == model and use_of(other, ()) == RUN)
         run_mib = max((one.peaks[1] for one in others if 1 in one.peaks), default=None)
     found = suggestion(model, seen.peaks, gpus, use=use_of(script, words_of(spec)), run_mib=run_mib)
-    if found is None:
-        return None
+    if found is None or found.need.count > max(Counter(gpu.server for gpu in gpus).values(), default=0):
+        return None  # no server has so many GPUs: the default may run
     text = str(found.need)
     if seen.peak_mib is None:
         source = "the size in its name" if billions_in(model) is not None else "its runs with other scripts"

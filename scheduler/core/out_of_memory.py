@@ -111,11 +111,10 @@ def _alone(need: ResourceRequest, before: int, most_mib: int) -> NextNeed:
 
 def _raised(need: ResourceRequest, before: int, asked: int, wanted: int, sizes: Collection[int]) -> NextNeed | None:
     """Return a need of ``wanted`` MiB, or of the largest GPU; None if this is no more than ``asked``."""
+    wanted = max(wanted, math.ceil(asked * (need.parts + STEP) / need.parts))  # at least one step more
     fitting = [size for size in sizes if size >= wanted]
     target = min(fitting) if fitting else max(sizes)
     parts = min(WHOLE, math.ceil(wanted * WHOLE / target / STEP) * STEP)
-    if target * need.parts // WHOLE <= asked:  # the same size of GPU: at least one step more
-        parts = max(parts, min(WHOLE, need.parts + STEP))
     if target * parts // WHOLE <= asked:
         return None
     raised = replace(need, parts=parts)

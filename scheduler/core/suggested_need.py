@@ -49,7 +49,7 @@ def highest(peaks: Iterable[tuple[int, int | None]]) -> dict[int, int]:
     """Return number of GPUs → the highest of the peaks that were measured with this number."""
     found: dict[int, int] = {}
     for count, peak in peaks:
-        if peak is not None:
+        if peak:  # 0: it ended before it used the GPU
             found[count] = max(peak, found.get(count, 0))
     return found
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from scheduler.core.gpu import Gpu, ResourceRequest
 from scheduler.core.job import Job
-from scheduler.core.learned_needs import Group, Run
+from scheduler.core.learned_needs import OTHERWISE, Group, Run
 from scheduler.core.measured_use import MeasuredUse
 from scheduler.core.observations import Now
 from scheduler.core.run_target import script_name
@@ -43,7 +43,8 @@ class Learning:
         for group, run in measured:
             key = (group.model, script_name(group.script))
             before = learned.get(key, Learned(0, {}))
-            after = learned[key] = before.with_run(group.count, run.peak_mib)
+            counts = run.ended != OTHERWISE or bool(before.peaks)  # as in `Seen.with_run`
+            after = learned[key] = before.with_run(group.count, run.peak_mib if counts else None)
             if self._context.config.learn and group.model not in self._context.table.models:
                 if self._suggested(group.model, before) != self._suggested(group.model, after):
                     self._changed[group.model] = None

@@ -111,7 +111,7 @@ def test_nothing_is_suggested_if_nothing_is_known() -> None:
 
 
 @given(
-    st.lists(st.integers(0, 200 * GIB), min_size=1),
+    st.lists(st.integers(1, 200 * GIB), min_size=1),
     st.lists(st.integers(GIB, 200 * GIB), min_size=1),
     st.integers(1, 8),
 )
@@ -219,3 +219,12 @@ def test_a_model_without_a_size_in_its_name_is_guessed_from_its_runs_with_other_
     found = [suggestion("phi", {}, A100, use=use, run_mib=12 * GIB) for use in (RUN, ADAPTERS, TRAINING)]
     assert [str(one.need) for one in found if one is not None] == ["0.15", "0.25", "0.85"]
     assert guess_from_run(1 * GIB, RUN) >= 1 * GIB and guess_from_run(30 * GIB, RUN) == 30 * GIB
+
+
+def test_a_run_that_failed_early_tells_no_peak_until_a_run_was_good() -> None:
+    early, late = Run(600, 1.0, None, "otherwise"), Run(9_000, 9.0, None, "otherwise")
+    assert Seen().with_run(early).peak_mib is None
+    assert Seen().with_run(late).with_run(Run(5_000, 9.0, None)).peak_mib == 9_000
+    assert Seen().with_run(Run(5_000, 9.0, None)).with_run(late).peak_mib == 9_000
+    assert Seen().with_run(Run(7_000, 9.0, None, OUT_OF_MEMORY)).peak_mib == 7_000
+    assert highest([(1, 0), (2, None)]) == {}, "it ended before it used the GPU"
