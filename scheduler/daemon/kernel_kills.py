@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from scheduler.system.proc import boot_id
 MOST_VICTIMS = 1000
 TICKS_A_SECOND = 100
 SLACK_S = 5.0
+LEAST_FILES = 256  # with a lower limit, the descriptor of the log could be the one that the jobs need
 DRIFT = 1e-4  # the clock of the kernel's log is not corrected: it may be wrong by this part of the time since boot
 
 
@@ -82,8 +84,9 @@ class KernelKills:
 
 
 def open_kernel_kills() -> KernelKills:
-    """Return a judge with the kernel's log of this machine."""
-    return KernelKills(KernelLog() if shows_pids() else None)
+    """Return a judge with the kernel's log of this machine; without it if this process may open few files."""
+    spare = resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= LEAST_FILES
+    return KernelKills(KernelLog() if spare and shows_pids() else None)
 
 
 def _in_life(victim: Victim, process: Process, ended_at: float) -> bool:
