@@ -29,7 +29,9 @@ ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>{NAME})(?P<between>=)(?P<value>{VAL
 QUOTED = re.compile(
     rf"""(?<=["'])(?P<name>\+{{0,2}}{NAME})(?P<between>=)(?P<value>\\"[^"\\]*\\"|[^"']+)""", re.IGNORECASE | re.ASCII
 )
-OPTION = re.compile(rf"(?<!\S)(?P<name>--?{NAME})(?P<between>[ \t]+)(?P<value>(?!-){VALUE})", re.IGNORECASE | re.ASCII)
+OPTION = re.compile(
+    rf"(?<!\S)(?P<name>--?{NAME})(?P<between>[ \t]+)(?P<value>(?!--|-\S?(?!\S)){VALUE})", re.IGNORECASE | re.ASCII
+)
 # An HTTP header or a JSON key. Sentences have colons too: an unquoted name must contain - or _, or be "authorization".
 HEADER = re.compile(
     rf"""(?<![\w.-])(?P<name>(?<=["']){NAME}|(?=[\w.]*[-_]|authorization){NAME})(?P<between>["']?[ \t]*:[ \t]*)(?P<value>(?:(?:bearer|basic|token)[ \t]+)?{VALUE})""",

@@ -18,7 +18,7 @@ UNKNOWN_HINT = "neither log nor exit code tells why: see what differs from the l
 NO_GOOD_RUN = "no earlier run of this script is known to have ended well"
 MOST_NAMED = 6  # arguments, variables or packages that a sentence names
 LONGEST_WORD = 60
-_NUMBER = re.compile(r"-[\d.]\S*")
+_NUMBER = re.compile(r"-\.?\d[\d.,]*(e[-+]?\d+)?", re.IGNORECASE)
 _ASSIGNED = re.compile(r"[\w.+@/-]+=")
 _VERSION = re.compile(r"(.*) \(([\w.+-]+)\)")
 # Variables that differ between any two shells or starts, or that the scheduler sets itself.
@@ -146,7 +146,10 @@ def _options(words: tuple[str, ...]) -> dict[str, list[tuple[str, str]]]:
             name = assigned.group()[:-1]
         elif word.startswith("-") and len(word) > 1 and not _NUMBER.fullmatch(word):
             name = word
-            if at + 1 < len(words) and (not words[at + 1].startswith("-") or _NUMBER.fullmatch(words[at + 1])):
+            following = words[at + 1] if at + 1 < len(words) else "-"
+            # A hidden value may begin with "-".
+            hidden = not following.startswith("--") and at + 1 < len(words) and masked[at + 1] != following
+            if hidden or not following.startswith("-") or _NUMBER.fullmatch(following):
                 at += 1
                 raw, shown = f"{word}={words[at]}", f"{word} {masked[at]}"
         found.setdefault(name, []).append((raw, shown))

@@ -66,7 +66,7 @@ def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
     out: list[str] = []
     asks = ""  # the option before, if its value may be a secret
     for word in words:
-        if asks and not word.startswith("-") and (asks in _USERS or is_secret(asks, word)):
+        if asks and _is_value(word) and (asks in _USERS or is_secret(asks, word)):
             before = word.partition(":")[0] + ":" if asks in _USERS else ""
             out.append(f"{before}{HIDDEN}" if asks not in _USERS or ":" in word else word)
             asks = ""
@@ -79,6 +79,11 @@ def words_without_secrets(words: Iterable[str]) -> tuple[str, ...]:
         option = word.startswith("-") and "=" not in word
         asks = word if option and (word in _USERS or shapes.SECRET_NAME.fullmatch(word.lstrip("-"))) else ""
     return tuple(out)
+
+
+def _is_value(word: str) -> bool:
+    """Return whether a word after an option can be its value: no ``--option``, and no ``-x``. A password may begin with ``-``."""
+    return not word.startswith("-") or (len(word) > 2 and not word.startswith("--"))
 
 
 def masked(value: Any) -> Any:

@@ -55,6 +55,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduler]:
     folder = tmp_path_factory.mktemp("quiet")
     folder.chmod(0o700)
     made = Scheduler(folder, 4)
+    made.environ["GPUJOB_SET_HISTORY"] = "false"  # the scheduler would write its history between two looks
     made.start("--cpu-slots=2", "--jobs-file=")
     yield made
     made.end_all()

@@ -347,6 +347,17 @@ def test_a_new_note_about_the_model_replaces_the_old_one() -> None:
 
 def test_a_guess_that_no_server_can_give_is_not_used() -> None:
     gpus = [Gpu(number, f"GPU-{number}", memory_mib=80 * 1024) for number in range(2)]
-    found, notes = need_of(a_spec(script="/data/eval.py", arguments=("--llm", "llama-405b")), ModelTable("1", {}, {}), gpus)
+    found, notes = need_of(
+        a_spec(script="/data/eval.py", arguments=("--llm", "llama-405b")), ModelTable("1", {}, {}), gpus
+    )
     assert str(found) == "1" and "the default, 1" in notes[0]
-    assert str(need_of(a_spec(script="/data/eval.py", arguments=("--llm", "llama-70b")), ModelTable("1", {}, {}), [*gpus, *gpus])[0]) == "3"
+    assert (
+        str(
+            need_of(
+                a_spec(script="/data/eval.py", arguments=("--llm", "llama-70b")),
+                ModelTable("1", {}, {}),
+                [*gpus, *gpus],
+            )[0]
+        )
+        == "3"
+    )

@@ -11,6 +11,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "camel case": (f"--dbPassword={SECRET}",),
     "with blanks": (f"--passphrase=my {SECRET}",),
     "one dash": ("-password", SECRET),
+    "value with a dash": ("--password", f"-{SECRET}"),
     "variable": (f"HF_TOKEN={SECRET}",),
     "aws": (f"AWS_SECRET_ACCESS_KEY={SECRET}",),
     "hydra": (f"+logger.wandb.key={SECRET}",),
