@@ -24,7 +24,6 @@ from scheduler.core.failure_clues import (
 )
 from scheduler.core.failure_signs import (
     ASSERTION,
-    CLASSES,
     CRASH,
     ENVIRONMENT,
     GPU_ERROR,
@@ -38,6 +37,7 @@ from scheduler.core.failure_signs import (
     START,
     TIME_LIMIT,
     TRACEBACK,
+    usual_hint,
 )
 from scheduler.core.gpu import BY_MEMORY, WHOLE, ResourceRequest
 from scheduler.core.job import Failure
@@ -79,7 +79,7 @@ def classify(
 
 def time_limit_failure() -> Failure:
     """Return the cause of an attempt that was ended at its time limit."""
-    return Failure(TIME_LIMIT, "", CLASSES[TIME_LIMIT].hint)
+    return Failure(TIME_LIMIT, "", usual_hint(TIME_LIMIT))
 
 
 def warning_in(tail: str, need: ResourceRequest) -> Failure | None:
@@ -109,8 +109,9 @@ def more_memory(need: ResourceRequest) -> str:
 
 def _failure(kind: str, line: str, need: ResourceRequest, own: Sequence[OwnClass]) -> Failure:
     told = next((one.hint for one in own if one.name == kind and one.hint), "")
-    hint = CLASSES[kind].hint if kind in CLASSES else ""
-    return Failure(kind, line[:LONGEST_SHOWN], told or hint + (more_memory(need) if kind == OUT_OF_MEMORY else ""))
+    return Failure(
+        kind, line[:LONGEST_SHOWN], told or usual_hint(kind) + (more_memory(need) if kind == OUT_OF_MEMORY else "")
+    )
 
 
 # -- the user's classes ---------------------------------------------------------------------------------------

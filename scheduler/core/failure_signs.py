@@ -537,3 +537,14 @@ _ROWS = (
 
 CLASSES: dict[str, FailureClass] = {row.name: row for row in _ROWS}
 FAILURE_KINDS = tuple(CLASSES)
+
+# Class of a failure without a sign of a class, if there is a good run to compare with (`core/run_differences.py`).
+UNKNOWN = "unknown"
+_UNKNOWN_HINT = "neither log nor exit code tells why: see what differs from the last good run (gpujob show)"
+
+
+def usual_hint(kind: str) -> str:
+    """Return the hint of a class that does not depend on the job; empty for the user's own classes."""
+    if kind == UNKNOWN:
+        return _UNKNOWN_HINT
+    return CLASSES[kind].hint if kind in CLASSES else ""

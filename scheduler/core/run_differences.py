@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from scheduler.core.failure_signs import UNKNOWN, usual_hint
 from scheduler.core.job import Failure, Job
 from scheduler.core.run_facts import Code, GoodRun, Run, RunFacts
 from scheduler.core.run_target import target_of
 from scheduler.core.secrets import without_secrets, words_without_secrets
 from scheduler.core.units import span_text
 
-UNKNOWN = "unknown"  # class of a failure without a known cause, if there is a good run to compare with
-UNKNOWN_HINT = "neither log nor exit code tells why: see what differs from the last good run (gpujob show)"
 NO_GOOD_RUN = "no earlier run of this script is known to have ended well"
 MOST_NAMED = 6  # arguments, variables or packages that a sentence names
 LONGEST_WORD = 60
@@ -55,7 +54,7 @@ def compared(
     """
     if good is None:
         return None if found is None else replace(found, differs=(NO_GOOD_RUN,))
-    found = found or Failure(UNKNOWN, "", UNKNOWN_HINT)
+    found = found or Failure(UNKNOWN, "", usual_hint(UNKNOWN))
     return replace(found, good_run=good.job, good_at=good.at, differs=differences(run, good.run, sets))
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from scheduler.core.allowed import Allowed, allowed_text, parse_allowed
 from scheduler.core.errors import Damaged, SchedulerError
+from scheduler.core.failure_signs import usual_hint
 from scheduler.core.gpu import ResourceRequest
 from scheduler.core.job import HOLDING, Failure, Job, JobSpec, JobState, Outcome, Process
 from scheduler.store.run_facts import facts_of, facts_text
@@ -94,22 +95,33 @@ def _process_of(pid: int | None, ticks: int) -> Process | None:
     return None if pid is None else Process(pid, ticks)
 
 
-_FINDING = tuple(
-    one.name for one in fields(Failure)
-)  # a new field goes to the end: older rows have only the first ones
+# A new field goes to the end: older rows have only the first ones.
+_FINDING = tuple((one.name, None if one.default is MISSING else one.default) for one in fields(Failure))
 
 
 def _finding(job: Job) -> str:
+    """Return the cause of a failure as JSON: its fields in order, without the last ones that have their defaults.
+
+    A hint is stored only if it is not the usual one of the class: with many failed jobs, hints would fill the store.
+    """
     found = job.log_finding
-    return json.dumps([getattr(found, name) for name in _FINDING]) if found else ""
+    if found is None:
+        return ""
+    values = [getattr(found, name) for name, _ in _FINDING]
+    if found.hint == usual_hint(found.kind):
+        values[2] = None
+    while len(values) > 1 and values[-1] == _FINDING[len(values) - 1][1]:
+        values.pop()
+    return json.dumps(values)
 
 
 def _finding_of(text: str) -> Failure | None:
     if not text:
         return None
-    values = json.loads(text)
-    given: list[Any] = [tuple(value) if isinstance(value, list) else value for value in values]
-    return Failure(*given)
+    values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in json.loads(text)]
+    if len(values) > 2 and values[2] is None:
+        values[2] = usual_hint(values[0])
+    return Failure(*values)
 
 
 def _outcome_of(text: str | None) -> Outcome | None:
