@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 PATH = "/dev/kmsg"
 MOST_BYTES = 4 << 20  # of one `read`; the kernel keeps between 128 KiB and a few MiB
-LIMIT_S = 0.05
+LIMIT_S = 0.05  # of CPU time: a read never sleeps, and on a busy machine this process may have to wait for its turn
 LONGEST_RECORD = 8192  # the kernel's own limit; with a smaller buffer a read fails (EINVAL)
 MOST_ERRORS = 16
 LONGEST_TEXT = 1000
@@ -46,14 +46,14 @@ class KernelLog:
     ) -> list[tuple[float, str]] | None:
         """Return the new records of the kernel that have one of ``words``, as (seconds since boot, text).
 
-        None: the log cannot be read. At ``most_bytes`` or after ``limit_s`` seconds, the rest is left to the next call.
+        None: the log cannot be read. At ``most_bytes`` or after ``limit_s`` seconds of CPU time, the rest is left to the next call.
         """
         if not self._open():
             return None
         found: list[tuple[float, str]] = []
         size = errors = 0
-        until = time.monotonic() + limit_s
-        while size < most_bytes and errors < MOST_ERRORS and time.monotonic() < until:
+        until = time.thread_time() + limit_s
+        while size < most_bytes and errors < MOST_ERRORS and time.thread_time() < until:
             try:
                 record = os.read(self._fd, LONGEST_RECORD)
             except OSError as error:

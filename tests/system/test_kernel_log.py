@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,3 +93,12 @@ def test_the_log_of_this_machine_is_read() -> None:
     assert found is not None and all(at >= 0 for at, _ in found)
     log.close()
     assert shows_pids() == (os.readlink("/proc/self/ns/pid") == "pid:[4026531836]")
+
+
+def test_the_time_that_other_processes_take_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, the wall clock may advance by more than the limit between two records."""
+    path = tmp_path / "kmsg"
+    path.write_bytes(b"4,1,1000000,-;Killed process 7\n")
+    clock = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    assert KernelLog(str(path)).read([b"Killed process"]) == [(1.0, "Killed process 7")]
