@@ -140,14 +140,18 @@ class House:
     def __enter__(self) -> House:
         try:
             self.start()
-            for name in (".gpujob/attempts", "logs"):  # each job has a file in both
-                os.makedirs(self.path(name), mode=0o700, exist_ok=True)
-                settle(self.path(name), self.path("spare"))
-            self.wait_quiet()
+            self.prepare()
         except BaseException:
             self.__exit__(None, None, None)
             raise
         return self
+
+    def prepare(self) -> None:
+        """Bring the file system and the scheduler into a state in which measurements can be repeated."""
+        for name in (".gpujob/attempts", "logs"):  # each job has a file in both
+            os.makedirs(self.path(name), mode=0o700, exist_ok=True)
+            settle(self.path(name), self.path("spare"))
+        self.wait_quiet()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None

@@ -1,4 +1,4 @@
-"""The verb `needs`: what the model table says of each model, what was seen, and what is suggested."""
+"""The verb `needs`: the need of each model in the model table, as its runs showed it, and as suggested."""
 
 from __future__ import annotations
 

@@ -68,6 +68,14 @@ class Meaning:
     vram_mib: int = 0
 
 
+_ON_OTHER_GPUS = "; it is tried once more, on other GPUs"
+
+
+def is_retry_note(note: str) -> bool:
+    """Return whether a note of a job tells why it is tried again: GPU memory ran out, or its GPU failed."""
+    return note.startswith(f"{OUT_OF_MEMORY}: ") or note.endswith(_ON_OTHER_GPUS)
+
+
 CANCELLED = Meaning(Move.STOPPED, Outcome.CANCELLED)
 
 
@@ -142,7 +150,7 @@ def _after_gpu_fault(job: Job, outcome: Outcome, ended_with: str, rules: Rules) 
     fault = "" if job.gpu_retries else rules.gpu_fault(job)
     if not fault:
         return None
-    why = f"{fault}, and the attempt ended with {ended_with}; it is tried once more, on other GPUs"
+    why = f"{fault}, and the attempt ended with {ended_with}{_ON_OTHER_GPUS}"
     return Meaning(Move.RETRY_SCHEDULED, outcome, RETRY_GPU_ERROR, why)
 
 

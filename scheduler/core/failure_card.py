@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from scheduler.core.endings import is_retry_note
 from scheduler.core.failure_signs import CLASSES, OUT_OF_MEMORY
 from scheduler.core.job import Job, JobState
 from scheduler.core.out_of_memory import memory_text
 from scheduler.core.secrets import without_secrets
 
 LONGEST = 120
-# Words of the notes with which a job is tried again (`core/endings.py`): a test compares them.
-_AGAIN = ("tried again", "tried once more", "the next attempt")
 
 
 def failure_line(job: Job) -> str:
@@ -17,7 +16,7 @@ def failure_line(job: Job) -> str:
     if job.state is JobState.FAILED and job.failure is not None:
         text = _of_failure(job)
     else:
-        text = next((note for note in reversed(job.notes) if any(words in note for words in _AGAIN)), "")
+        text = next(filter(is_retry_note, reversed(job.notes)), "")
     text = without_secrets(" ".join(text.split()))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 

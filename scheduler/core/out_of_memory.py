@@ -13,7 +13,7 @@ from scheduler.core.suggested_need import STEP
 from scheduler.core.units import mib_text
 
 OWN, VICTIM = "own", "victim"  # values of `Failure.oom`
-MARGIN = 1.2  # the next attempt gets this multiple of the memory that was seen: the program wanted to go on from there
+MARGIN = 1.2  # the next attempt gets this multiple of the memory that was seen: the program would have used more
 TOLERANCE = 0.02  # of the GPU's memory, for contexts and rounding; at least LEAST_SLACK_MIB
 LEAST_SLACK_MIB = 512
 

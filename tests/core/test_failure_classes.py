@@ -274,6 +274,7 @@ def test_a_job_that_ended_well_gets_only_a_warning_of_a_lack_of_gpu_memory() -> 
             "Allocator (GPU_0_bfc) ran out of memory trying to allocate 3.00GiB (rounded to 3221225472)",
             OomDetails(3072),
         ),
+        ("CUDA out of memory. Tried to allocate 99999999999999999999 GiB.", None),
         ("KeyError: 'x'", None),
     ],
 )
