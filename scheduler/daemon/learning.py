@@ -14,6 +14,7 @@ from scheduler.core.suggested_need import Learned, suggestion
 from scheduler.daemon.context import Context
 from scheduler.daemon.parts import NEVER
 from scheduler.store.history_db import peaks_of
+from scheduler.store.seen_runs import MOST_GROUPS
 
 
 class Learning:
@@ -44,7 +45,11 @@ class Learning:
             key = (group.model, script_name(group.script))
             before = learned.get(key, Learned(0, {}))
             counts = run.ended != OTHERWISE or bool(before.peaks)  # as in `Seen.with_run`
-            after = learned[key] = before.with_run(group.count, run.peak_mib if counts else None)
+            after = before.with_run(group.count, run.peak_mib if counts else None)
+            learned.pop(key, None)
+            learned[key] = after  # at the end: the first ones ran longest ago
+            while len(learned) > MOST_GROUPS:
+                del learned[next(iter(learned))]
             if self._context.config.learn and group.model not in self._context.table.models:
                 if self._suggested(group.model, before) != self._suggested(group.model, after):
                     self._changed[group.model] = None

@@ -13,6 +13,7 @@ from scheduler.core.learned_needs import Group, Run
 from scheduler.core.model_table import ModelTable
 from scheduler.core.observations import Now
 from scheduler.core.suggested_need import Learned
+from scheduler.daemon import learning
 from scheduler.daemon.learning import Learning
 from scheduler.store.history_db import HistoryFile
 from tests.builders import a_job
@@ -69,3 +70,11 @@ def test_the_peak_before_a_restart_comes_from_the_history(tmp_path: Path, gpus: 
 
 def test_without_a_history_nothing_is_known(tmp_path: Path) -> None:
     assert Learner(tmp_path).part.measured_before([a_job(1, attempt=1, gpus=(0,))]) == {}
+
+
+def test_the_models_that_ran_longest_ago_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "MOST_GROUPS", 2)
+    learner = Learner(tmp_path)
+    for model in ("a", "b", "a", "c"):
+        learner.take(model, 10_000)
+    assert [model for model, _ in learner.learned] == ["a", "c"]
