@@ -26,6 +26,7 @@ $(TESTSTAMP): system $(STAMP) pyproject.toml
 # What the tests need beside Python: installed when root, else named.
 system:
 	@PYTHON=$(PYTHON) bash tests/bin/system-packages $(DEBIAN)
+	@bash tests/bin/readable-by-others
 
 check: $(TESTSTAMP)
 	$(VENV)/bin/ruff format --check scheduler tests benchmarks
