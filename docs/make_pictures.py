@@ -58,7 +58,7 @@ def run(folder: Path, *words: str) -> str:
 def shown(folder: Path, words: list[str], seconds: float, ready: str) -> pyte.Screen:
     """Run a command in a terminal; return its screen ``seconds`` after the text ``ready`` was first shown.
 
-    The command is detached by Ctrl-a d afterwards.
+    The command is detached by Ctrl-a d afterwards. Raises RuntimeError with its output if it ends before.
     """
     screen = pyte.Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
@@ -72,7 +72,10 @@ def shown(folder: Path, words: list[str], seconds: float, ready: str) -> pyte.Sc
     until = None
     while time.monotonic() < (until or end):
         if select.select([fd], [], [], 0.1)[0]:
-            stream.feed(os.read(fd, 65536))
+            try:
+                stream.feed(os.read(fd, 65536))
+            except OSError:  # the terminal is closed
+                raise RuntimeError(f"{words} ended: {[line for line in screen.display if line.strip()]}") from None
         if until is None and any(ready in line for line in screen.display):
             until = time.monotonic() + seconds
     os.write(fd, b"\x01d")  # Ctrl-a d detaches; the job continues
@@ -170,7 +173,7 @@ def neighbour(bookings: str, gpus: Sequence[str], home: str) -> Iterator[None]:
         subprocess.run(["userdel", "lab3"], check=True)
 
 
-def web_pictures() -> None:
+def web_pictures(bookings: str) -> None:
     """Write the pictures of the web pages, for a scheduler with running, waiting and ended jobs."""
     from playwright.sync_api import expect, sync_playwright
 
@@ -179,10 +182,8 @@ def web_pictures() -> None:
     from tests.web.page import Page
 
     with contextlib.ExitStack() as stack:
-        name, bookings = (stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2))
+        name = stack.enter_context(tempfile.TemporaryDirectory())
         playwright = stack.enter_context(sync_playwright())
-        os.chmod(bookings, 0o1777)  # noqa: S103  sticky, as /run/lock
-        os.environ["GPUJOB_BOOKINGS_FOLDER"] = bookings
         folder = Path(name) / "runs"
         folder.mkdir(mode=0o700)
         lived = lived_in(folder, bookings)
@@ -226,10 +227,8 @@ def card_picture() -> None:
     from tests.web.page import Page
 
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
-        folder, bookings = Path(name) / "runs", Path(name) / "bookings"
+        folder = Path(name) / "runs"
         folder.mkdir(mode=0o700)
-        bookings.mkdir(mode=0o700)
-        os.environ["GPUJOB_BOOKINGS_FOLDER"] = str(bookings)
         s = failed_run(folder)
         page = Page(s).start()
         flags = ["--no-sandbox"] if os.getuid() == 0 else []
@@ -275,12 +274,15 @@ def packed(png: bytes) -> bytes:
 def main() -> None:
     """Write all pictures; with the argument ``web``, only those of the web pages, with ``card``, only that of a failure card."""
     sys.path.insert(0, str(ROOT))
-    card_picture()
-    if "card" in sys.argv[1:]:
-        return
-    web_pictures()
-    if "web" not in sys.argv[1:]:
-        terminal_picture()
+    with tempfile.TemporaryDirectory() as bookings:
+        os.chmod(bookings, 0o1777)  # noqa: S103  sticky, as /run/lock
+        os.environ["GPUJOB_BOOKINGS_FOLDER"] = bookings
+        card_picture()
+        if "card" in sys.argv[1:]:
+            return
+        web_pictures(bookings)
+        if "web" not in sys.argv[1:]:
+            terminal_picture()
 
 
 def terminal_picture() -> None:

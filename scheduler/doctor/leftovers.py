@@ -23,6 +23,7 @@ from scheduler.doctor.finding import (
     not_determined,
     status_of,
 )
+from scheduler.intake.tail import places_of
 from scheduler.recovery.job_reconstruction import alive as living
 from scheduler.system.proc import boot_id, command_words
 from scheduler.system.processes import lives, seen
@@ -136,12 +137,15 @@ def _processes(exam: Examination) -> list[Leftover]:
 
 def _files_left(exam: Examination) -> Iterator[str]:
     places = exam.places
-    folder, name = os.path.split(places.state_file)
-    for place in (folder, places.state_dir):
+    written = {places.state_file}  # files outside of the state folder that commands replace
+    if exam.config.llm_config:
+        written.add(places_of(exam.config.llm_config)[-1])
+    for place in dict.fromkeys((*map(os.path.dirname, sorted(written)), places.state_dir)):
         with contextlib.suppress(OSError):
             for entry in os.listdir(place):
                 aside = _ASIDE.fullmatch(entry) or _PACKET.fullmatch(entry)
-                if aside and (place == places.state_dir or aside[1] == name) and seen(int(aside[2])) is None:
+                ours = aside and (place == places.state_dir or os.path.join(place, aside[1]) in written)
+                if aside and ours and seen(int(aside[2])) is None:
                     path = os.path.join(place, entry)
                     status = status_of(path)
                     plain = status is not None and stat.S_ISREG(status.st_mode)

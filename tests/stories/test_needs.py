@@ -164,6 +164,22 @@ def test_a_table_with_a_mistake_is_not_changed(seen: Machine) -> None:
     wait_for(lambda: s.process is not None and s.process.poll() is not None, "start refuses the table")
 
 
+@pytest.mark.parametrize("point", ["state.tmp_written", "state.renamed"])
+def test_a_kill_during_apply_leaves_a_whole_table(seen: Machine, point: str) -> None:
+    """The table is the old or the new one, `doctor` names what the killed command left, and --apply works again."""
+    s, table = seen.s, seen.s.folder / "llm_config.json"
+    s.environ["GPUJOB_CRASH_AT"] = point
+    s.cli("needs", "--apply", "seven", code=-9)
+    del s.environ["GPUJOB_CRASH_AT"]
+    new = TABLE.replace("1.00", "0.45")
+    assert table.read_bytes().decode() == (TABLE if point == "state.tmp_written" else new)
+    (left,) = s.folder.glob(".llm_config.json.new-*")
+    findings = json.loads(s.cli("doctor", "--json", code=None).stdout)["findings"]
+    assert [one["mend"] for one in findings if one["check"] == "leftovers"] == [f"rm -r {left}"]
+    s.cli("needs", "--apply", "seven")
+    assert table.read_bytes().decode() == new
+
+
 def test_strange_names(seen: Machine) -> None:
     """Names cannot control the terminal, and no secret in a name is printed or written."""
     s, table = seen.s, seen.s.folder / "llm_config.json"
