@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from scheduler.core.config import Config
 from scheduler.core.gpu import Gpu
@@ -18,6 +22,7 @@ from scheduler.store.database import Database
 from scheduler.store.paths import Places
 
 CHANGED_AT = 1_000_000.0
+Begun = tuple[ConfigReload, "Target", list[str], Path]
 
 
 class Target:
@@ -36,10 +41,11 @@ class Target:
         raise AssertionError("no table here")
 
 
-def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[Begun]:
     """Create a config file with `kill_grace: 5`, and a ConfigReload that reads it.
 
-    Return the ConfigReload, the receiver of its settings, the logged messages, and the path of the config file.
+    Yield the ConfigReload, the receiver of its settings, the logged messages, and the path of the config file.
     """
     path, said = tmp_path / "config.yaml", []
     flags: dict[str, Any] = {"state_file": str(tmp_path / "gpu_scheduler_state.json")}
@@ -53,16 +59,17 @@ def begun(tmp_path: Path) -> tuple[ConfigReload, Target, list[str], Path]:
     path.write_text("kill_grace: 5\n")
     settings, target = read(), Target()
     places = Places(settings.config.state_file)
-    context = Context(places, settings.config, Database(places), {}, str(tmp_path), listen)
-    return ConfigReload(context, target, settings, read), target, said, path
+    with contextlib.closing(Database(places)) as database:
+        context = Context(places, settings.config, database, {}, str(tmp_path), listen)
+        yield ConfigReload(context, target, settings, read), target, said, path
 
 
-def test_a_changed_config_is_read_only_after_it_stops_changing(tmp_path: Path) -> None:
+def test_a_changed_config_is_read_only_after_it_stops_changing(begun: Begun) -> None:
     """P3: A periodic check reads a changed config only if it has been unchanged for ``SETTLE_S`` seconds.
 
     So the daemon does not read a file of which an editor has saved only a part.
     """
-    reload, target, said, path = begun(tmp_path)
+    reload, target, said, path = begun
     path.write_text("")  # a user saves it in place
     os.utime(path, (CHANGED_AT, CHANGED_AT))
     for after in (-0.02, 0.0, 0.1, SETTLE_S - 0.05):  # -0.02: the save began after the pass had begun
@@ -78,8 +85,8 @@ def test_a_changed_config_is_read_only_after_it_stops_changing(tmp_path: Path) -
     assert said == ["config reloaded: kill_grace 5 -> 7"] and target.config.kill_grace == 7
 
 
-def test_a_complete_or_old_or_future_config_is_read_at_once(tmp_path: Path) -> None:
-    reload, target, said, path = begun(tmp_path)
+def test_a_complete_or_old_or_future_config_is_read_at_once(begun: Begun) -> None:
+    reload, target, said, path = begun
     for grace, end, age in ((6, "...\n", 0.0), (7, "", -3600.0), (8, "", SETTLE_S)):
         path.write_text(f"kill_grace: {grace}\n{end}")
         os.utime(path, (CHANGED_AT, CHANGED_AT))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -59,10 +60,9 @@ def test_without_the_setting_runs_are_only_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gpus, peak", [((0,), 30_000), ((0, 1), 15_000)])
 def test_the_peak_before_a_restart_comes_from_the_history(tmp_path: Path, gpus: tuple[int, ...], peak: int) -> None:
-    file = HistoryFile(str(tmp_path / "history.db"))
-    fill(
-        file, (), [job(NOW, 30_000.0), job(NOW + 10, 20_000.0), job(NOW, 70_000.0, attempt=2), job(NOW, 1.0, number=2)]
-    )
+    rows = [job(NOW, 30_000.0), job(NOW + 10, 20_000.0), job(NOW, 70_000.0, attempt=2), job(NOW, 1.0, number=2)]
+    with contextlib.closing(HistoryFile(str(tmp_path / "history.db"))) as file:
+        fill(file, (), rows)
     running = a_job(1, attempt=1, gpus=gpus)
     found = Learner(tmp_path).part.measured_before([running, a_job(3, attempt=1, gpus=(0,)), a_job(4)])
     assert {key: used.peak_mib for key, used in found.items()} == {"1.1": peak}

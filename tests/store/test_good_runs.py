@@ -1,5 +1,7 @@
 """The last good run of each script in the store."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,9 @@ from scheduler.store.paths import Places
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Database:
-    return Database(Places(str(tmp_path / "state.json")))
+def database(tmp_path: Path) -> Iterator[Database]:
+    with contextlib.closing(Database(Places(str(tmp_path / "state.json")))) as made:
+        yield made
 
 
 def a_run(environment: str = "e", packages: str = "") -> Run:
