@@ -224,9 +224,9 @@ class HistoryFile:
         for table, who, columns in (("gpu", "gpu", GPU_COLUMNS), ("job", "job, attempt", JOB_COLUMNS)):
             connection.execute(
                 f"INSERT OR REPLACE INTO {table}_long (at, {who}, {', '.join(columns)})"
-                f" SELECT CAST(at / ?1 AS INTEGER) * ?1 AS slot, {who}, {_means(columns)} FROM {table}_short"
-                f" WHERE at >= ?2 AND at < ?3 GROUP BY slot, {who}",
-                (LONG_S, since, end),
+                f" SELECT CAST(at / ? AS INTEGER) * ? AS slot, {who}, {_means(columns)} FROM {table}_short"
+                f" WHERE at >= ? AND at < ? GROUP BY slot, {who}",
+                (LONG_S, LONG_S, since, end),
             )
             self._trim(connection, f"{table}_short", now, KEEP_SHORT_S)
             self._trim(connection, f"{table}_long", now, KEEP_LONG_S)
@@ -291,10 +291,10 @@ def gpu_history(path: str, since: float, until: float, step_s: float, now: float
     found: dict[int, list[GpuSample]] = {}
     with contextlib.suppress(*_UNKNOWN), _reading(path) as connection:
         for gpu, at, used, own, others, reserved, load, temperature, power, booked, paused, *most in connection.execute(
-            f"SELECT gpu, CAST(at / ?1 AS INTEGER) * ?1 AS slot, {_means(GPU_COLUMNS)}"
-            f" FROM ({_rows_of('gpu', f'at, gpu, {_OF_GPU}', asked.short)}) WHERE at >= ?2 AND at < ?3"
+            f"SELECT gpu, CAST(at / ? AS INTEGER) * ? AS slot, {_means(GPU_COLUMNS)}"
+            f" FROM ({_rows_of('gpu', f'at, gpu, {_OF_GPU}', asked.short)}) WHERE at >= ? AND at < ?"
             " GROUP BY gpu, slot ORDER BY gpu, slot",
-            (asked.step_s, asked.since, asked.until),
+            (asked.step_s, asked.step_s, asked.since, asked.until),
         ):
             found.setdefault(gpu, []).append(
                 GpuSample(at, used, own, others, reserved, load, temperature, power, booked, bool(paused), *most)
@@ -322,10 +322,10 @@ def job_history(path: str, job: int) -> dict[int, list[JobSample]]:
             found[attempt] = [
                 JobSample(*row)
                 for row in connection.execute(
-                    f"SELECT CAST(at / ?1 AS INTEGER) * ?1 AS slot, {_means(JOB_COLUMNS)}"
+                    f"SELECT CAST(at / ? AS INTEGER) * ? AS slot, {_means(JOB_COLUMNS)}"
                     f" FROM ({_rows_of('job', f'at, job, attempt, {_OF_JOB}', whole)})"
-                    " WHERE job=?2 AND attempt=?3 GROUP BY slot ORDER BY slot",
-                    (step, job, attempt),
+                    " WHERE job=? AND attempt=? GROUP BY slot ORDER BY slot",
+                    (step, step, job, attempt),
                 )
             ]
     return found

@@ -109,8 +109,8 @@ def write_events(connection: sqlite3.Connection, events: Iterable[Event]) -> Non
     """Append events to the event histories of their jobs."""
     connection.executemany(
         "INSERT INTO events (job, n, at, kind, detail)"
-        " SELECT ?1, coalesce(max(n), 0) + 1, ?2, ?3, ?4 FROM events WHERE job=?1",
-        [(e.job, e.at, e.kind, json.dumps(e.detail) if e.detail else "") for e in events],
+        " SELECT ?, coalesce(max(n), 0) + 1, ?, ?, ? FROM events WHERE job=?",
+        [(e.job, e.at, e.kind, json.dumps(e.detail) if e.detail else "", e.job) for e in events],
     )
 
 
