@@ -145,7 +145,7 @@ def unpaused_gpu(client: SchedulerClient, incomplete: str) -> Found:
 
 @_quietly
 def model(client: SchedulerClient, incomplete: str) -> Found:
-    """Complete a model: one of the model table, or one that has run."""
+    """Complete the name of a model that is in the model table or has run."""
     noted = client.remembered("model_table")
     table = table_from(json.loads(noted), "") if noted else ModelTable()
     names = (one.model for one in client.needs(table) if one.model == without_secrets(one.model))

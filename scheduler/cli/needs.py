@@ -1,4 +1,4 @@
-"""The verb `needs`: the need of each model in the model table, as its runs showed it, and as suggested."""
+"""The verb `needs`: shows what the runs of each model used, and writes suggested needs into the model table."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ _ON_OTHER_GPUS = "; it is tried once more, on other GPUs"
 
 
 def is_retry_note(note: str) -> bool:
-    """Return whether a note of a job tells why it is tried again: GPU memory ran out, or its GPU failed."""
+    """Return whether a note says that the job is tried again because it ran out of GPU memory or its GPU failed."""
     return note.startswith(f"{OUT_OF_MEMORY}: ") or note.endswith(_ON_OTHER_GPUS)
 
 

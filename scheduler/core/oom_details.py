@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scheduler.core.traceback_text import visible_lines
 
 _MIB = 1 << 20
-_MOST = 1 << 50  # bytes
+_LARGEST = 1 << 50  # bytes; no GPU has as much, so a larger number is not a size
 _UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}  # by the first letter
 _SIZE = r"([\d.,]{1,20}) ?(bytes|[KMGT]i?B|B)\b"
 _WHOLE_USE = re.compile("this process has", re.IGNORECASE)  # older messages tell the use without the CUDA context
@@ -80,11 +80,11 @@ def _first(name: str, line: str) -> int | None:
 
 
 def _mib(number: str, unit: str) -> int | None:
-    """Return a size in MiB, at least 1 if it is above 0; None if it is not a number, or so large that it means nothing."""
+    """Return a size in MiB, at least 1 if it is above 0; None if it is not a number, or above 1 PiB."""
     try:
         size = float(number.rstrip(".").replace(",", "")) * _UNITS[unit[0].lower()]
     except ValueError:
         return None
-    if size > _MOST:
+    if size > _LARGEST:
         return None
     return max(1, round(size / _MIB)) if size else 0

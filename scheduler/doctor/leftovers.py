@@ -25,6 +25,7 @@ from scheduler.doctor.finding import (
 )
 from scheduler.intake.tail import places_of
 from scheduler.recovery.job_reconstruction import alive as living
+from scheduler.system.atomic_files import leftover_temporaries
 from scheduler.system.proc import boot_id, command_words
 from scheduler.system.processes import lives, seen
 
@@ -105,7 +106,7 @@ def check_leftovers(exam: Examination) -> list[Finding]:
         untold = "which processes outlived their jobs: the store cannot be read"
     if not untold:
         processes = _processes(exam)
-    files = tuple(sorted(_files_left(exam)))
+    files = tuple(sorted(set(_files_left(exam))))
     return judge(LeftSeen(tuple(processes), dir_seen.alive, files, untold, exam.sudo), exam.who)
 
 
@@ -137,20 +138,12 @@ def _processes(exam: Examination) -> list[Leftover]:
 
 def _files_left(exam: Examination) -> Iterator[str]:
     places = exam.places
-    written = {places.state_file}  # files outside of the state folder that commands replace
+    yield from filter(_without_writer, leftover_temporaries(places.state_file))
     if exam.config.llm_config:
-        written.add(places_of(exam.config.llm_config)[-1])
-    for place in dict.fromkeys((*map(os.path.dirname, sorted(written)), places.state_dir)):
-        with contextlib.suppress(OSError):
-            for entry in os.listdir(place):
-                aside = _ASIDE.fullmatch(entry) or _PACKET.fullmatch(entry)
-                ours = aside and (place == places.state_dir or os.path.join(place, aside[1]) in written)
-                if aside and ours and seen(int(aside[2])) is None:
-                    path = os.path.join(place, entry)
-                    status = status_of(path)
-                    plain = status is not None and stat.S_ISREG(status.st_mode)
-                    if plain and (aside.re is _ASIDE or _old(path)):  # a new packet may still be read
-                        yield path
+        yield from filter(_without_writer, leftover_temporaries(places_of(exam.config.llm_config)[-1]))
+    with contextlib.suppress(OSError):
+        paths = (os.path.join(places.state_dir, entry) for entry in os.listdir(places.state_dir))
+        yield from filter(_without_writer, paths)
     with contextlib.suppress(OSError):
         for entry in os.listdir(places.attempts):
             if not ATTEMPT.fullmatch(entry):
@@ -170,6 +163,17 @@ def _files_left(exam: Examination) -> Iterator[str]:
                 and _old(one.path)
             ):
                 yield one.path
+
+
+def _without_writer(path: str) -> bool:
+    """Return whether this is a temporary file or a packet whose process has ended."""
+    name = os.path.basename(path)
+    found = _ASIDE.fullmatch(name) or _PACKET.fullmatch(name)
+    if found is None or seen(int(found[2])) is not None:
+        return False
+    status = status_of(path)
+    plain = status is not None and stat.S_ISREG(status.st_mode)
+    return plain and (found.re is _ASIDE or _old(path))  # a new packet may still be read
 
 
 def _old(path: str) -> bool:
